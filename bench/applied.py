@@ -1,4 +1,4 @@
-"""What parapply's own records say of one turn: batches, what they waited for, and how often one had to be repeated.
+"""Counts from parapply's own records of one turn: batches, their waits, and how often one had to be repeated.
 
 In go the directory of a finished run's apply log and its operational log; out come sums. Reads files, nothing else.
 """
@@ -30,7 +30,7 @@ class Applied:
         transactions: source transactions in them, the two marks included.
         retries: attempts beyond each batch's first.
         retried_batches: batches with such attempts.
-        in_order_batches: those of them that were applied row by row at the head.
+        in_order_batches: such batches that were applied row by row at the head.
         retry_reasons: why they were: SQLSTATE, `row count` and such.
         waiting_batches: batches that had to wait for another before they began.
         waited_s: seconds of that, all together.
@@ -141,7 +141,7 @@ def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 def _retry_reasons(log: bytes) -> dict[str, int]:
     reasons: Counter[str] = Counter()
     for line in log.splitlines():
-        # What the interpreter itself prints is no JSON.
+        # Text that the interpreter itself prints is no JSON.
         if line.startswith(b"{"):
             event: dict[str, Any] = msgspec.json.decode(line)
             if event.get("event") == "batch_retried":

@@ -60,15 +60,16 @@ Examples:
   parapply bench --copy --shape all --scale 20
   parapply bench --live --hold-s 0 --hold-s 10
   parapply bench --live --system parapply --streaming auto --large-rows 10000000 --rounds 1
-What each figure means: docs/BENCHMARK.md.""",
+Meaning of each figure: docs/BENCHMARK.md.""",
 )
 @click.option(
     "--workload", "names", multiple=True, type=click.Choice([*WORKLOADS, _ALL]), default=[_WORKLOAD],
-    show_default=True, help="What the backlog holds; repeatable.",
+    show_default=True, help="Content of the backlog; repeatable.",
 )  # fmt: skip
 @click.option(
     "--system", "systems", multiple=True, type=click.Choice(SYSTEMS),
-    help=f"Who drains it; repeatable.  [default: {', '.join(DEFAULT_SYSTEMS)}; with --live {', '.join(LIVE_SYSTEMS)}]",
+    help="System that drains it; repeatable."
+    f"  [default: {', '.join(DEFAULT_SYSTEMS)}; with --live {', '.join(LIVE_SYSTEMS)}]",
 )  # fmt: skip
 @click.option("--transactions", type=click.IntRange(min=1), help="Backlog; by default the workload's own.")
 @click.option(

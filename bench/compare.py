@@ -1,4 +1,4 @@
-"""Whether two databases hold the same rows: every published table, counted and summed up on both ends.
+"""Comparison of the rows of two databases: every published table, counted and summed up on both ends.
 
 In go two connection strings; out comes one comparison for each table. Both ends must be at rest. It is the benchmark's
 own, because it judges parapply and the other systems alike; `parapply verify` needs a running daemon.
@@ -30,7 +30,7 @@ _SETTINGS = sql.SQL(
 
 @dataclass(frozen=True, kw_only=True)
 class Digest:
-    """What one end holds of a table.
+    """Rows of a table on one end, summed up.
 
     Attributes:
         rows: number of rows.
@@ -52,12 +52,12 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether both ends hold the same rows."""
+        """Return whether both ends hold the same rows."""
         return self.source == self.target
 
 
 def is_equal(stage: Stage, dbname: str) -> bool:
-    """Tell whether the publisher's tables hold what those of a database on the subscriber hold.
+    """Return whether the publisher's tables hold the same rows as the tables of a database on the subscriber.
 
     Raises:
         DemoError: a table is missing, or a server failed.

@@ -1,4 +1,4 @@
-"""What `parapply bench --copy` copies: tables of several shapes.
+"""Tables that `parapply bench --copy` copies, of several shapes.
 
 In go a stage whose servers are empty and a scale; out come tables with rows on the publisher, published, and the same
 tables without rows on the subscriber.

@@ -35,7 +35,7 @@ _EMPTY: Final = "empty_bank"
 _SUBSCRIPTION: Final = "copy_race"
 _POLL_S = 0.01
 _TIMEOUT_S = 900.0
-#: What a subscription does by itself copies two tables at a time and waits 5 s between looking for the next ones.
+#: A subscription with its defaults copies two tables at a time and waits 5 s between looking for the next ones.
 _TUNED: Final = {"max_sync_workers_per_subscription": "4", "wal_retrieve_retry_interval": "100ms"}
 _PLAIN: Final = {"max_sync_workers_per_subscription": "2", "wal_retrieve_retry_interval": "5s"}
 
@@ -81,7 +81,7 @@ def prepare(stage: Stage, shape: CopyShape, options: Options) -> tuple[int, int]
     """Make the tables and their rows on the publisher, the schema on the subscriber.
 
     Returns:
-        How many tables there are, and their bytes without indexes.
+        Number of tables, and their bytes without indexes.
 
     Raises:
         DemoError: a server or pgbench failed.

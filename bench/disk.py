@@ -85,7 +85,7 @@ class SlowDisk:
             self._write(FAST)
 
     def _write(self, disk: Disk) -> None:
-        # Not made anew: the server has this very file mapped.
+        # Not made again: the server has this very file mapped.
         with self._delays.open("r+b" if self._delays.exists() else "wb") as file:
             file.write(struct.pack("=II", disk.read_us, disk.sync_us))
 

@@ -1,4 +1,4 @@
-"""What turns come to: medians, rates, ratios and budgets, a line a runner. Pure."""
+"""Figures of the turns: medians, rates, ratios and budgets, a line a runner. Pure."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _LEAVE_POLL_S = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Backlog:
-    """What there is to drain, the two marks not counted.
+    """Work to drain, without the two marks.
 
     Attributes:
         transactions: on the publisher.
@@ -67,7 +67,7 @@ def fill(stage: Stage, workload: Workload, *, scale: int) -> None:
     for server in (stage.source, stage.target):
         server.execute(f"CREATE DATABASE {BANK}")
         server.run("psql", *words, dbname=BANK, timeout_s=_FILL_TIMEOUT_S)
-        # The marks that tell when a runner has begun and when it is done, as `Stage.fill_bank` makes them.
+        # The marks that show when a runner has begun and when it is done, as `Stage.fill_bank` makes them.
         server.execute("CREATE TABLE race_line (position int PRIMARY KEY, label text NOT NULL)", dbname=BANK)
     stage.source.execute(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES {workload.publication}", dbname=BANK)
 

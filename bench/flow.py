@@ -1,7 +1,7 @@
 """One huge transaction alongside small ones: both are committed on one server and looked for on another.
 
 In go two connection strings and sizes; out come seconds and milliseconds. Three threads of ours commit the small ones,
-run the huge one, and poll; all read one clock. Small ones are probes, and so is the huge one's last row: it tells when
+run the huge one, and poll; all read one clock. Small ones are probes, and so is the huge one's last row: it shows when
 the transaction is visible, for the cost of one query, whatever lies unfinished in the tables.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-#: On both servers, besides that of the probes: what the huge transaction fills.
+#: Table that the huge transaction fills, on both servers, besides the probes' table.
 HUGE_TABLE: Final = "CREATE TABLE items (id bigint PRIMARY KEY, amount bigint NOT NULL, name text NOT NULL)"
 
 _INSERT = "INSERT INTO items SELECT id, 0, 'Item ' || id FROM generate_series(1, %s) AS id"
@@ -44,7 +44,7 @@ _CANCEL_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """What was seen.
+    """Times that were measured.
 
     Attributes:
         write_s: the huge transaction's statement on the publisher.

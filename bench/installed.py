@@ -1,4 +1,4 @@
-"""Whether everything that the benchmark needs is installed: it has requirements of its own, which parapply has not."""
+"""Check that everything that the benchmark needs is installed: it has requirements that parapply has not."""
 
 from __future__ import annotations
 

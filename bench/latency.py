@@ -5,7 +5,7 @@ of what the slower system sustains. Probes, single rows, are committed at fixed 
 subscriber all the time while one is on its way.
 
 Time 0 is when COMMIT's answer has arrived. The publisher wakes its walsender before it answers, so a probe could be
-seen in less than no time. What a poll of the subscriber takes is in every figure, the same for every system.
+seen in less than no time. The time of a poll of the subscriber is in every figure, the same for every system.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BUILT_IN: Final = System(name="built-in")
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyOptions:
-    """What is measured, and how.
+    """Options of the latency measurement.
 
     Attributes:
         probes: counted in each turn.

@@ -42,7 +42,7 @@ _LEAST_WORK_MEM_KB = 64
 
 @dataclass(frozen=True, kw_only=True)
 class LiveOptions:
-    """What is measured, and how.
+    """Options of the live measurement.
 
     Attributes:
         systems: those measured.
@@ -201,7 +201,7 @@ def read_applying(directory: Path, log: bytes) -> Applying:
 def _spilled_because(xids: tuple[int, ...], log: bytes) -> str:
     """Return why the follower of one of these transactions gave way; empty if none did."""
     for line in log.splitlines():
-        # What the interpreter itself prints is no JSON.
+        # Text that the interpreter itself prints is no JSON.
         if line.startswith(b"{"):
             event: dict[str, Any] = msgspec.json.decode(line)
             if event.get("event") == "stream_spilled" and event.get("xid") in xids:

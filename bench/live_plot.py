@@ -85,7 +85,7 @@ def _label(panel: Axes, text: str, x: float, place: int) -> None:
 
 def _finish(panel: Axes, longest_s: float, heading: str) -> None:
     panel.invert_yaxis()
-    # What is seen before the answer is read took no time; a panel must have a width all the same.
+    # A transaction seen before the answer is read took no time; a panel must have a width all the same.
     panel.set_xlim(0, max(longest_s, 0.001) * _ROOM)
     panel.tick_params(axis="y", left=False)
     panel.locator_params(axis="x", nbins=4)

@@ -1,4 +1,4 @@
-"""What is measured and how: the options of `parapply bench` as data, without anything that takes time to import."""
+"""Options of `parapply bench` as data, without anything that takes time to import."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ System = Literal[
 Alone = Literal["publisher", "subscriber"]
 #: parapply's source.streaming.
 Streaming = Literal["auto", "off"]
-#: What --copy copies.
+#: Shapes that --copy copies.
 CopyShapeName = Literal["one-large", "middling", "wide"]
 
 SYSTEMS: Final[tuple[System, ...]] = get_args(System)
@@ -30,7 +30,7 @@ LIVE_SYSTEMS: Final[tuple[System, ...]] = ("built-in", "built-in-parallel", "par
 
 #: For `workers`: the number finds itself.
 AUTO: Final = "auto"
-#: What a run shortened by `--quick` is divided by, and the most transactions that are left of it.
+#: Divisor for a run shortened by `--quick`, and the most transactions that are left of it.
 _QUICK_PART: Final = 10
 _QUICK_MOST: Final = 20_000
 
@@ -49,7 +49,7 @@ class Disk:
 
     @property
     def text(self) -> str:
-        """What the names of runners end with; nothing for a disk as it is."""
+        """The end of runners' names; empty for a disk as it is."""
         return "".join(f", {what} {us} us" for what, us in (("read", self.read_us), ("sync", self.sync_us)) if us)
 
 
@@ -58,7 +58,7 @@ FAST: Final = Disk()
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is measured, and how.
+    """Options of a measurement.
 
     Attributes:
         systems: those that drain; parapply once for each of its orders, workers and delays.
@@ -104,7 +104,7 @@ class Options:
 
     @property
     def has_slow_disk(self) -> bool:
-        """Whether any runner has a subscriber with a disk that is made slow."""
+        """Return whether any runner has a subscriber with a disk that is made slow."""
         return any(disk != FAST for disk in self.disks)
 
     def large(self) -> int:

@@ -83,7 +83,7 @@ class Output:
             self.say_written(write_result(self.path(f"{name}.json"), content))
 
     def say_written(self, path: Path) -> None:
-        """Tell where a file is."""
+        """Print the place of a file."""
         self.say(f"written: {path}")
 
 

@@ -37,7 +37,7 @@ _CHECK_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Probed:
-    """What became of the counted probes, in their order.
+    """Results of the counted probes, in their order.
 
     Attributes:
         visible_ms: for each the milliseconds from COMMIT's answer until it was seen.
@@ -150,11 +150,11 @@ class Looker:
 
     @property
     def n_announced(self) -> int:
-        """How many probes were announced."""
+        """Number of announced probes."""
         return self._n_announced
 
     def has_all(self) -> bool:
-        """Tell whether every announced probe has been seen."""
+        """Return whether every announced probe has been seen."""
         return len(self.seen_s) >= self._n_announced
 
     def wait_for_all(self, check: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What processes cost: CPU time and peak memory by role, from what the kernel keeps of each.
+"""Cost of processes: CPU time and peak memory by role, from the kernel's counters of each.
 
 In go process ids with the role that each has; out come sums.
 """
@@ -18,19 +18,19 @@ from parapply.demo.errors import DemoError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What the kernel calls every process of PostgreSQL, whatever its title says.
+# The kernel's name for every process of PostgreSQL, whatever its title says.
 _POSTGRES = "postgres"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What the processes of one role have used.
+    """Usage of the processes of one role.
 
     Attributes:
-        cpu_s: seconds of CPU, user and system, of all its processes together; those of their children are not in it.
-        peak_bytes: largest resident memory that one of its processes has had (VmHWM). That of a PostgreSQL process
-            holds every page of the shared buffers that it ever touched and says little, so for one of these it is the
-            largest private memory met when samples were taken (resident and not shared, RssAnon).
+        cpu_s: seconds of CPU, user and system, of all its processes together, without their children.
+        peak_bytes: largest resident memory that one of its processes has had (VmHWM). For a PostgreSQL process that
+            would hold every page of the shared buffers that it ever touched, and say little, so for one of these it is
+            the largest private memory found when samples were taken (resident and not shared, RssAnon).
     """
 
     cpu_s: float
@@ -148,7 +148,7 @@ def server_cpu_s(postmaster_pid: int) -> float:
 def peak_bytes(pid: int) -> int:
     """Return the largest resident memory that a process has had (VmHWM); 0 for one that has ended.
 
-    psutil does not tell it. Source: proc_pid_status(5).
+    psutil does not report it. Source: proc_pid_status(5).
     """
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")

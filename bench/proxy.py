@@ -158,7 +158,7 @@ class ProxiedConnection:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is forwarded."""
+        """Return whether nothing more is forwarded."""
         return self not in self._open
 
     def flow(self) -> None:
@@ -272,7 +272,7 @@ class _End(asyncio.Protocol):
             if part:
                 sink.transport.write(part)
                 continue
-            with contextlib.suppress(OSError):  # it is gone, which is an end, too
+            with contextlib.suppress(OSError):  # it is gone, which is also an end
                 sink.transport.write_eof()
             self.is_through = True
             if sink.is_through:
@@ -301,7 +301,7 @@ def delayed_port(host: str, port: int, delay_s: float, *, held_bytes: int = HELD
     Raises:
         DemoError: it ended at once.
     """
-    # The pipe to its input tells it that we are gone, because no other process holds the other end.
+    # The pipe to its input shows it that we are gone, because no other process holds the other end.
     with subprocess.Popen(  # noqa: S603 - our own program, no shell
         [sys.executable, "-P", __file__, host, str(port), repr(delay_s), str(held_bytes)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,

@@ -1,4 +1,4 @@
-"""What was measured, for people and for programs: tables on the terminal and a JSON document for each workload.
+"""Results for people and for programs: tables on the terminal and a JSON document for each workload.
 
 In go turns and their figures; out come tables and documents. A document names the machine by what it is, never by its
 name or address.
@@ -55,7 +55,7 @@ class Measured:
 
     @property
     def is_equal(self) -> bool:
-        """Whether no turn ended with tables that differ."""
+        """Return whether no turn ended with tables that differ."""
         return all(turn.is_equal is not False for turn in self.turns)
 
     @property
@@ -86,7 +86,7 @@ def machine_facts(load: float) -> dict[str, str | float]:
 
 
 def _processor() -> str:
-    """Return the processor's model; empty where the system does not tell. Source: proc_cpuinfo(5)."""
+    """Return the processor's model; empty where the system does not report it. Source: proc_cpuinfo(5)."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -108,7 +108,7 @@ def latency_measurement(options: Options) -> Measurement[latency.LatencyTurn]:
     return Measurement(
         name="latency",
         title="latency, from commit to visible",
-        begin=". What each sustains",
+        begin=". Sustained rate of each",
         measure=lambda stage, say: latency.measure(stage, wanted, say),
         line=lambda turn: f"round {turn.round_number} of {wanted.rounds}  {turn.system:26} {turn.load}",
         tables=lambda turns: [latency_report.summary(turns)],

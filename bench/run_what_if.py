@@ -44,7 +44,7 @@ _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 @click.command()
 @click.option(
     "--target", "names", multiple=True, type=click.Choice(list(KINDS)), default=list(KINDS), show_default=True,
-    help="What the target is slow with; repeatable.",
+    help="Cause of the target's slowness; repeatable.",
 )  # fmt: skip
 @click.option(
     "--rounds",

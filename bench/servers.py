@@ -48,10 +48,10 @@ def make_stage(
         options: which programs.
         disk: of the subscriber, if it can be made slow.
         is_local: systems reach the publisher by its Unix socket.
-        settings: of both servers, over those of every benchmark.
+        settings: of both servers, over the settings of every benchmark.
 
     Raises:
-        DemoError: there are no such servers on this machine.
+        DemoError: this machine has no such servers.
     """
     target_binaries = programs_in(options.bindir_target) if options.bindir_target else find_binaries(MAJOR)
     return Stage(
@@ -104,7 +104,7 @@ def placed(stage: Stage, alone: Alone | None) -> Iterator[None]:
 def _move(server: Cluster, cores: set[int]) -> None:
     postmaster = psutil.Process(server.pid)
     for process in (postmaster, *postmaster.children()):
-        # One of its children may have ended meanwhile.
+        # One of its children may have ended since.
         with suppress(psutil.NoSuchProcess):
             process.cpu_affinity(list(cores))
 

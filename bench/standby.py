@@ -59,7 +59,7 @@ class Standby:
 
 @dataclass(frozen=True, kw_only=True)
 class StandbyOptions:
-    """What is measured, and how.
+    """Options of the measurement of synchronous standbys.
 
     Attributes:
         standbys: those measured.

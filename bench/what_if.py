@@ -44,7 +44,7 @@ _TIMEOUT_S: Final = 120
 #: Of the daemon whose log predicts, and of all.
 FROM_WORKERS: Final = 4
 WORKERS: Final = (2, 4, 8, 16)
-#: Which error is small enough.
+#: Largest error that is small enough.
 GOOD: Final = 0.15
 
 
@@ -56,9 +56,9 @@ class Kind:
         name: for the command line and files.
         text: for people.
         workload: of `WORKLOADS`.
-        transactions: of the backlog; of a live load those of a second.
+        transactions: of the backlog; of a live load the transactions of a second.
         scale: of the tables.
-        live_s: seconds of a load that is there as it is applied; 0: a backlog.
+        live_s: seconds of a load that is applied as it comes; 0: a backlog.
         disk: of the subscriber.
         sync: synchronous_commit of the daemon's sessions.
         settings: `key=value` for the daemon.
@@ -76,7 +76,7 @@ class Kind:
 
     @property
     def options(self) -> Options:
-        """What its servers are filled by."""
+        """Options that its servers are filled with."""
         return Options(transactions=self.transactions, scale=self.scale, large_rows=LARGE_ROWS, systems=("parapply",))
 
     def shortened(self, part: float) -> Kind:
@@ -181,7 +181,7 @@ def measure(  # noqa: PLR0913  one caller
     slowed = disk.slowed if disk is not None else None
     for number in range(rounds):
         for order in ORDERS:
-            # What drifts on the machine meets few and many workers alike.
+            # A drift of the machine affects few and many workers alike.
             for workers in WORKERS if number % 2 == 0 else reversed(WORKERS):
                 directory = _log_of(folder, kind, order, workers, number)
                 directory.mkdir(parents=True)

@@ -57,7 +57,7 @@ class Workload:
 
     @property
     def stem(self) -> str:
-        """What begins the names of its scripts; empty with `builtin`."""
+        """The begin of the names of its scripts; empty with `builtin`."""
         return "" if self.builtin else self.script or self.name
 
 
@@ -175,7 +175,7 @@ _ALL: Final = (
     ),
     Workload(
         name="trigger-always",
-        text="updates of a table whose trigger runs on the target, too",
+        text="updates of a table whose trigger also runs on the target",
         transactions=20_000,
     ),
     Workload(

@@ -20,7 +20,7 @@ settings.register_profile("parapply", deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=2000)
 # For the inner loop, `make test-unit`.
 settings.register_profile("quick", deadline=None, max_examples=10)
-# The pass beside that of all tests, over the same sources uncompiled: others of the same examples, half as many.
+# The pass beside all tests, over the same sources uncompiled: other examples, half as many.
 settings.register_profile("interpreted", settings.get_profile("parapply"), max_examples=25)
 settings.load_profile("interpreted" if os.environ.get("PARAPPLY_COMPILED") == "forbid" else "parapply")
 
@@ -40,6 +40,6 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is there out of all later searches: each would walk through every test."""
+    """Leave the existing objects out of all later searches: each would walk through every test."""
     gc.freeze()
     gc.enable()

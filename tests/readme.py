@@ -34,13 +34,13 @@ _HEAD: Final = """\
 
 `make test` runs all, `make test-unit` quick ones, no server, `pytest tests/system/test_kill.py` one file. Servers
 keep their files in memory where there is room for them, and are copies of one, so that initdb runs once for a version.
-A target has the state schema already, unless its test is marked `bare_target`. What a machine lacks is left out, and
-the first lines say so.
+A target has the state schema already, unless its test is marked `bare_target`. Tests that a machine cannot run are left
+out, and the first lines say so.
 A test waits for an event of the log, a row or a session, never for a time.
 
 ## Where the tests of a rule are
 
-The numbers are those of [TRAPS.md](../docs/TRAPS.md). `python -m tests.readme` writes this table.
+The numbers come from [TRAPS.md](../docs/TRAPS.md). `python -m tests.readme` writes this table.
 
 | rule | what goes wrong | tests |
 |---|---|---|

@@ -81,7 +81,7 @@ _MEGA: Final = 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu:
-    """Seconds, and those of CPU of the daemon, of all processes of the publisher, and of the target."""
+    """Seconds, and seconds of CPU of the daemon, of all processes of the publisher, and of the target."""
 
     s: float
     daemon_s: float
@@ -97,7 +97,7 @@ class Cpu:
 
 
 class _Meter:
-    """What daemon and servers have used since some moment."""
+    """Usage of daemon and servers since some moment."""
 
     def __init__(self, stage: Stage, runner: Parapply) -> None:
         self._stage = stage

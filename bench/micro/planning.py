@@ -84,7 +84,7 @@ class _Pass:
         frames = self._source.frames
         clock = time.process_time
         for at in range(0, len(frames), _FRAMES_A_READ):
-            # Phases of a whole read: a look at the clock for each transaction would be measured, too.
+            # Phases of a whole read: a look at the clock for each transaction would also be measured.
             begun_s = clock()
             transactions = self._assembler.push(frames[at : at + _FRAMES_A_READ])
             assembled_s = clock()

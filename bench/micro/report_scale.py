@@ -46,7 +46,7 @@ _TIME_DAY: Final = b'"2026-11-%02dT'
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What a command took.
+    """Cost of a command.
 
     Attributes:
         wall_s: from start to end.
@@ -71,7 +71,7 @@ class _Run:
 @click.option("--repeat/--no-repeat", "is_repeated", default=True, show_default=True, help="Report once more.")
 @click.option("--kill-after", type=click.IntRange(min=1), metavar="LOADS", help="Kill one report on the way before.")
 @click.option("--grow", "is_growing", is_flag=True, help="One log, of the first size, then of the next ...")
-@click.option("--log", type=click.Path(path_type=Path, exists=True), help="A log that is there, of that many records.")
+@click.option("--log", type=click.Path(path_type=Path, exists=True), help="An existing log, of that many records.")
 def main(*, sizes: tuple[int, ...], scratch: Path | None, **options: Any) -> None:  # noqa: ANN401  click's options
     """Measure the report at several sizes of the log."""
     machine = machine_facts(os.getloadavg()[0])

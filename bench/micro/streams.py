@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # OIDs of pg_type.dat, and their cast names.
 _INT4, _INT8, _TEXT, _TIMESTAMPTZ = 23, 20, 25, 1184
 _TYPE_NAMES: Final = {_INT4: "int4", _INT8: "int8", _TEXT: "text", _TIMESTAMPTZ: "timestamptz"}
-#: Rows that were there before: batches in flight seldom touch the same one.
+#: Rows that existed before: batches in flight seldom touch the same one.
 _ROWS: Final = 1_000_000
 _SEED: Final = 20261121
 _TRANSACTION_BYTES: Final = 0x200
@@ -72,7 +72,7 @@ def _stream(
     plans = Plans()
     for facts in tables:
         plan = match(_relation(facts), facts)
-        # A table that is applied in another way would make the figures those of something else.
+        # A table that is applied in another way would give figures of something else.
         assert (plan.lane, plan.is_table_exclusive) == (Lane.SET, False), plan.reason
         assert (len(plan.unique_keys), len(plan.foreign_keys)) == (len(facts.unique), len(facts.foreign_keys))
         plans.known[plan.relation] = plan

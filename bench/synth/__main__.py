@@ -20,11 +20,11 @@ Examples:
   python -m bench.synth --out /tmp/log --records 100000
   python -m bench.synth --out /tmp/log --records 20000000 --detail transaction --batch-transactions 50
   python -m bench.synth --out /tmp/log --records 1000000 --dependency-rate 0.5 --conflict-rate 0.001 --seed 7
-What the records hold: docs/APPLYLOG.md.""",
+Content of the records: docs/APPLYLOG.md.""",
 )
 @click.option(
     "--out", "directory", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR",
-    help="Directory for the files; made if it is not there.",
+    help="Directory for the files; made if it does not exist.",
 )  # fmt: skip
 @click.option("--records", type=click.IntRange(min=1), required=True, metavar="N", help="Number of records, about.")
 @click.option(

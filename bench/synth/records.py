@@ -105,7 +105,7 @@ class FileRecords:
         self._step_s = shape.length_s / shape.n_batches
         self._free_s = [0.0] * shape.workers
         self._committed_s = 0.0
-        # Exact on average, so that the numbers of a file continue where those of the one before end.
+        # Exact on average, so that the numbers of a file continue where the numbers of the one before end.
         self._seq = self._first * shape.batch_transactions
         self._next_seq = min(self._first + shape.file_batches, shape.n_batches) * shape.batch_transactions
 
@@ -114,14 +114,14 @@ class FileRecords:
         shape, rng = self._shape, self._rng
         end = min(self._first + shape.file_batches, shape.n_batches)
         for index in range(self._first, end):
-            # What is left of the file's transactions is shared by the batches that are left.
+            # The remaining transactions of the file are shared by the remaining batches.
             left = (self._next_seq - self._seq) - (end - index - 1)
             n_transactions = left if index == end - 1 else max(1, min(left, self._pools.sizes[rng.getrandbits(14)]))
             yield self._batch(index, n_transactions, BEGIN_S + self._step_s * (index + rng.uniform(0.5, 1.0)))
             self._seq += n_transactions
 
     def _batch(self, index: int, n_transactions: int, commit_s: float) -> list[Record]:
-        """Return a batch's record and those of its transactions, if they are wanted."""
+        """Return a batch's record and its transactions' records, if they are wanted."""
         shape, rng = self._shape, self._rng
         transactions = self._transactions(n_transactions) if shape.detail == "transaction" else []
         rows, n_changes = _merged(transactions) if transactions else self._merged_rows(n_transactions)
@@ -170,7 +170,7 @@ class FileRecords:
         return [record, *self._told(transactions, record, commit_s)]
 
     def _told(self, transactions: list[_Planned], batch: BatchRecord, commit_s: float) -> Iterator[TransactionRecord]:
-        # Commits are spread over the same time as those of the record.
+        # Commits are spread over the same time as the record's commits.
         apart_s = self._step_s * 0.4 / max(1, len(transactions) - 1)
         for number, one in enumerate(transactions, 1):
             seq = self._seq + number

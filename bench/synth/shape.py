@@ -1,4 +1,4 @@
-"""What a synthetic apply log looks like."""
+"""Shape of a synthetic apply log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BUSY: Final = 0.5
 
 
 class LogShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What a log looks like."""
+    """Shape of a log."""
 
     records: int
     detail: str = "batch"  # or transaction

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _SAMPLE: Final = Path(__file__).parents[2] / "config" / "parapply.toml"
+#: Types of the settings, as they are written.
+_WRITTEN: Final = {"Secret": "a connection string", "Address": "an address", "PasswordCommand": "a command"}
 _LEVELS: Final = ("error", "warning", "info", "debug")
 #: A page of the documents that a text of the code names.
 _PAGE: Final = re.compile(r"docs/([\w/-]+\.md)")
@@ -160,7 +162,7 @@ def _rule(hint: Any) -> str:  # noqa: ANN401  a type as it is annotated
     if get_origin(hint) is tuple:
         return f"a list: {_rule(get_args(hint)[0])}"
     names = {bool: "`true`, `false`", int: "a whole number", float: "a number", str: "text", Path: "a path"}
-    return names.get(hint, {"Secret": "a connection string", "Address": "an address"}.get(hint.__name__, ""))
+    return names.get(hint, _WRITTEN.get(hint.__name__, ""))
 
 
 # Commands

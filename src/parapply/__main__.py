@@ -21,7 +21,7 @@ def run() -> int:
 
 
 def _open_standard_files() -> None:
-    """Have a file that takes everything in the place of each that the caller has closed.
+    """Put a file that takes everything in the place of each standard file that the caller has closed.
 
     Else a connection to a server would get its number, and what is written to the file would go there.
     """

@@ -1,4 +1,4 @@
-"""Sessions that wait for a lock, or while they make a slot for transactions to end: who, since when, and for whom.
+"""Sessions that wait for a lock, or, to make a slot, for the end of transactions: who, since when, and for whom.
 
 In: an open session on either end. Out: `BlockedSession`, as one line for people and as a line of the log. The caller
 turns psycopg's errors into ours.

@@ -10,14 +10,24 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from parapply import config_layers
-from parapply.config_values import WORKERS_LIMIT, Address, Secret, did_you_mean, dotted, plain_type, read_value
+from parapply.config_values import (
+    WORKERS_LIMIT,
+    Address,
+    Secret,
+    did_you_mean,
+    dotted,
+    has_password,
+    plain_type,
+    read_value,
+)
 from parapply.errors import ConfigError
+from parapply.login import Login, PasswordCommand
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -90,6 +100,9 @@ ROTATE_S = 3600.0
 #: Bytes of finished apply log files kept: a day of 150 single transactions a second, years of batches.
 RETENTION_BYTES = 10 * 1024 * 1024 * 1024
 
+#: Bytes of changes that all slots of a process hold in memory together: four times one slot's.
+FLEET_MEMORY_LIMIT_BYTES = 1024 * 1024 * 1024
+
 #: Seconds that changes are held back at most: the publisher keeps the WAL of all of them.
 DELAY_LIMIT_S = 7 * 86_400.0
 
@@ -144,10 +157,26 @@ class _Section(msgspec.Struct, frozen=True):
     """A section, never changed once made. Values from outside are checked by `_read_section`."""
 
 
-class SourceConfig(_Section, frozen=True):
-    """The publisher."""
+class _End(_Section, frozen=True):
+    """The way into one end."""
 
     dsn: Secret = Secret("")
+    password_command: PasswordCommand | None = None
+
+    def __post_init__(self) -> None:
+        """Check what concerns more than one key."""
+        if self.password_command is not None and has_password(self.dsn):
+            raise ValueError("password_command must be left out, or the password in dsn")
+
+    @property
+    def login(self) -> Login:
+        """Both together, as sessions are opened with it."""
+        return Login(self.dsn.get_secret_value(), self.password_command)
+
+
+class SourceConfig(_End, frozen=True):
+    """The publisher."""
+
     slot: str = ""
     publications: tuple[str, ...] = ()
     origin: Literal["any", "none"] = "any"
@@ -161,21 +190,23 @@ class SourceConfig(_Section, frozen=True):
     catch_up_pause_s: Seconds = CATCH_UP_PAUSE_S
     status_interval_s: Interval = STATUS_INTERVAL_S
     receive_timeout_s: Interval = RECEIVE_TIMEOUT_S
+    retained_wal_limit_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
+    on_retained_wal: Literal["warn", "pause_copy", "drop_slot"] = "warn"
     reconnect_min_s: Interval = RECONNECT_MIN_S
     reconnect_max_s: Interval = RECONNECT_MAX_S
 
     def __post_init__(self) -> None:
         """Check what concerns more than one key."""
+        super().__post_init__()
         if self.reconnect_min_s > self.reconnect_max_s:
             raise ValueError("reconnect_min_s must not be above reconnect_max_s")
         if 0 < self.decoding_memory_bytes < _DECODING_MEMORY_FLOOR_BYTES:
             raise ValueError(f"decoding_memory_bytes must be 0 or at least {_DECODING_MEMORY_FLOOR_BYTES}")
 
 
-class TargetConfig(_Section, frozen=True):
+class TargetConfig(_End, frozen=True):
     """The subscriber."""
 
-    dsn: Secret = Secret("")
     state_schema: str = "parapply"
     session_replication_role: Literal["replica", "origin"] = "replica"
     apply_as: Literal["owner", "role"] = "owner"
@@ -338,6 +369,14 @@ class LogConfig(_Section, frozen=True):
     format: Literal["json", "logfmt", "console"] = "json"
 
 
+class FleetConfig(_Section, frozen=True):
+    """Totals of a process that follows several databases; without meaning where it follows one."""
+
+    max_connections: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    memory_limit_bytes: Annotated[int, Meta(ge=MEMORY_LIMIT_FLOOR_BYTES)] = FLEET_MEMORY_LIMIT_BYTES
+    spill_limit_bytes: Annotated[int, Meta(ge=1024 * 1024)] = SPILL_LIMIT_BYTES
+
+
 class Config(_Section, frozen=True):
     """Everything that can be set. Reads nothing but its arguments; see `load_config`."""
 
@@ -351,6 +390,7 @@ class Config(_Section, frozen=True):
     applylog: ApplyLogConfig = ApplyLogConfig()
     metrics: MetricsConfig = MetricsConfig()
     log: LogConfig = LogConfig()
+    fleet: FleetConfig = FleetConfig()
 
 
 def settings_without_table(config: Config, published: Collection[str]) -> dict[str, str]:
@@ -385,7 +425,11 @@ SECTIONS: Final[dict[str, type[_Section]]] = {
     "applylog": ApplyLogConfig,
     "metrics": MetricsConfig,
     "log": LogConfig,
+    "fleet": FleetConfig,
 }
+
+#: The key of a file that names several databases (`config_fleet.py`), beside the sections.
+DATABASES: Final = "databases"
 
 #: Sections of single tables, by path.
 _TABLE_SECTIONS: Final[dict[tuple[str, ...], type[_Section]]] = {
@@ -395,6 +439,64 @@ _TABLE_SECTIONS: Final[dict[tuple[str, ...], type[_Section]]] = {
 
 #: Sections of names, by path: the publisher's, and the target's for each.
 _NAME_SECTIONS: Final = (("mapping", "tables"), ("mapping", "schemas"))
+
+
+class Layers(NamedTuple):
+    """The layers of the configuration as trees, highest first, and their faults so far."""
+
+    trees: list[dict[str, Any]]
+    #: Databases of the file that names several; None: it names none.
+    databases: object
+    errors: list[str]
+    #: False if the file cannot be read: no key is reported missing then, because the file may set it.
+    is_read: bool
+    option: str
+
+
+def read_layers(
+    path: Path | None,
+    overrides: Sequence[str],
+    flags: Mapping[str, object] | None,
+    environ: Mapping[str, str] | None,
+    *,
+    option: str = "--config",
+) -> Layers:
+    """Read file, environment, ``--set`` texts and flags; arguments as `load_config`. Faults are in the result."""
+    errors: list[str] = []
+    given = {key: value for key, value in (flags or {}).items() if value is not None and value != ()}
+    trees: list[dict[str, Any]] = [
+        config_layers.nest((key.split("."), value) for key, value in given.items()),
+        config_layers.nest(config_layers.read_overrides(overrides, _fields, errors)),
+        config_layers.nest(config_layers.read_environment(os.environ if environ is None else environ, _fields, errors)),
+    ]
+    n_before = len(errors)
+    file = config_layers.read_file(path, errors, option)
+    databases = file.pop(DATABASES, None)
+    return Layers([*trees, file], databases, errors, len(errors) == n_before, option)
+
+
+def config_of(layers: Layers, required: Collection[str] = tuple(REQUIRED)) -> Config:
+    """Return the validated configuration; the higher layer wins key by key.
+
+    Raises:
+        ConfigError: every error found, one line each: dotted field and rule.
+    """
+    errors = [*layers.errors]
+    tree = config_layers.merged(layers.trees)
+    errors += [_unknown_line([name], SECTIONS) for name in tree if name not in SECTIONS]
+    sections = {name: _read_section([name], kind, tree.get(name, {}), errors) for name, kind in SECTIONS.items()}
+    errors += [
+        _missing_line(key)
+        for key in REQUIRED
+        if layers.is_read and key in required and not config_layers.first_value(layers.trees, key.split("."))
+    ]
+    ddl, mapping = sections["ddl"], sections["mapping"]
+    if ddl is not None and mapping is not None and ddl.apply and (mapping.tables or mapping.schemas):
+        errors.append("mapping: must be empty with ddl.apply, whose commands name tables as the publisher does")
+    if errors:
+        place = "" if layers.option == "--config" else f"{layers.option}: "
+        raise ConfigError("\n".join(place + line.removeprefix(place) for line in dict.fromkeys(errors)))
+    return Config(**sections)
 
 
 def load_config(  # noqa: PLR0913  the layers
@@ -422,32 +524,10 @@ def load_config(  # noqa: PLR0913  the layers
     Raises:
         ConfigError: every error found, one line each: dotted field and rule.
     """
-    errors: list[str] = []
-    given = {key: value for key, value in (flags or {}).items() if value is not None and value != ()}
-    layers: list[dict[str, Any]] = [  # highest first
-        config_layers.nest((key.split("."), value) for key, value in given.items()),
-        config_layers.nest(config_layers.read_overrides(overrides, _fields, errors)),
-        config_layers.nest(config_layers.read_environment(os.environ if environ is None else environ, _fields, errors)),
-    ]
-    n_before = len(errors)
-    layers.append(config_layers.read_file(path, errors, option))
-    is_read = len(errors) == n_before
-    tree = config_layers.merged(layers)
-    errors += [_unknown_line([name], SECTIONS) for name in tree if name not in SECTIONS]
-    sections = {name: _read_section([name], kind, tree.get(name, {}), errors) for name, kind in SECTIONS.items()}
-    errors += [
-        _missing_line(key)
-        for key in REQUIRED
-        # No key is reported missing if the file cannot be read, because the file may set it.
-        if is_read and key in required and not config_layers.first_value(layers, key.split("."))
-    ]
-    ddl, mapping = sections["ddl"], sections["mapping"]
-    if ddl is not None and mapping is not None and ddl.apply and (mapping.tables or mapping.schemas):
-        errors.append("mapping: must be empty with ddl.apply, whose commands name tables as the publisher does")
-    if errors:
-        place = "" if option == "--config" else f"{option}: "
-        raise ConfigError("\n".join(place + line.removeprefix(place) for line in dict.fromkeys(errors)))
-    return Config(**sections)
+    layers = read_layers(path, overrides, flags, environ, option=option)
+    if layers.databases is not None:
+        layers.errors.append(f"{DATABASES}: the file is of several databases, and this needs a file of one")
+    return config_of(layers, required)
 
 
 def _read_section(path: list[str], kind: type[_Section], given: object, errors: list[str]) -> Any:  # noqa: ANN401  of `kind`

@@ -67,7 +67,7 @@ def read_environment(
 
 
 def _content(name: str, path: str, errors: list[str]) -> str | None:
-    """Return what a variable's file holds, without the end of its last line; None for one that is named in `errors`."""
+    """Return the content of a variable's file, without the end of its last line; None for one named in `errors`."""
     try:
         return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
@@ -15,6 +16,8 @@ import msgspec
 from psycopg import Error as DriverError
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
+
+from parapply.login import PasswordCommand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -76,6 +79,23 @@ def _dsn(text: str) -> Secret:
     return Secret(text)
 
 
+def has_password(dsn: Secret) -> bool:
+    """Return whether a checked connection string holds a password itself."""
+    return bool(conninfo_to_dict(dsn.get_secret_value()).get("password"))
+
+
+def _command(text: str) -> PasswordCommand | None:
+    # A text, because a variable, a file that one names, --set and TOML write it alike. Split as a shell does and run by
+    # none, so that no character of it acts by accident; `sh -c '...'` is a shell.
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = ["\0"]
+    if any("\0" in word for word in words):
+        raise ValueError("must be a program and its arguments, with spaces and quotes as in a shell")
+    return PasswordCommand(words) if words else None
+
+
 def _parameters() -> list[str]:
     """Return the names of libpq's parameters."""
     return [option.keyword.decode() for option in Conninfo.get_defaults()]
@@ -133,9 +153,11 @@ def _workers(given: int | str) -> int | str:
 #: Keys whose value is a rule of its own: what it is written as, and what makes the value of that or raises ValueError.
 _CHECKED: Final[dict[str, tuple[object, Callable[[Any], object]]]] = {
     "source.dsn": (str, _dsn),
+    "source.password_command": (str, _command),
     "source.slot": (str, _slot),
     "source.publications": (tuple[str, ...], _publications),
     "target.dsn": (str, _dsn),
+    "target.password_command": (str, _command),
     "target.state_schema": (str, _schema),
     "apply.workers": (int | str, _workers),
     "apply.spill_dir": (str, _directory),
@@ -181,7 +203,7 @@ def plain_type(kind: object) -> object:
 
 
 def _rule(kind: object) -> str:
-    """Say what a field of this type takes."""
+    """Describe the values that a field of this type takes."""
     if type(None) in get_args(kind):
         kind = get_args(kind)[0]  # a choice that may be left open
     if get_origin(kind) is Literal:

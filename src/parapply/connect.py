@@ -51,9 +51,9 @@ async def open_both(
         SourceLost, SourceRefused, TargetLost, TargetRefused: as `source.slot.connect`, `settings.connect_control`.
     """
     name = f"parapply {command} {config.source.slot}"
-    dsn = config.source.dsn.get_secret_value()
-    source = await slot.connect(dsn, application_name=name)
-    async with source, waits.looked_after(dsn, tell or _tell_waiting):
+    login = config.source.login
+    source = await slot.connect(login, application_name=name)
+    async with source, waits.looked_after(login, tell or _tell_waiting):
         target = await open_target(config, command)
         async with target:
             yield Connections(source, target)
@@ -70,7 +70,7 @@ async def open_target(config: Config, command: str) -> settings.Connection:
         TargetLost, TargetRefused: as `settings.connect_control`.
     """
     return await settings.connect_control(
-        config.target.dsn.get_secret_value(),
+        config.target.login,
         role=config.target.session_replication_role,
         application_name=f"parapply {command} {config.source.slot}",
     )
@@ -189,7 +189,7 @@ async def known_position(conn: settings.Connection, found: state.SlotState | Non
 async def carry_origin(  # noqa: PLR0913, PLR0917  whose session writes what
     config: Config, conn: settings.Connection, slot_id: int, who: str, what: str, tables: Sequence[Name]
 ) -> bool:
-    """Make a command's session write under an origin of the slot, as the workers do, and say whether it does.
+    """Make a command's session write under an origin of the slot, as the workers do, and return whether it does.
 
     Without one its rows go on to each subscriber of the target: in a two-way set-up to the publisher, as a client's.
 
@@ -272,7 +272,7 @@ async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> s
     """
     name, schema = config.source.slot, config.target.state_schema
     facts = await slot.inspect(ends.source, name)
-    facts = await refusals.with_timeline(ends.source, facts, config.source.dsn.get_secret_value())
+    facts = await refusals.with_timeline(ends.source, facts, config.source.login)
     refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)
     if facts.slot is not None and facts.slot.is_two_phase and not is_new:
         await prepared.check_no_orphans(ends.target)
@@ -280,7 +280,7 @@ async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> s
     await slot.check_publications(ends.source, config.source.publications)
     start_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
     await state.create(ends.target, schema, new_slot(config, facts, start_lsn))
-    await failover.ensure(config.source.dsn.get_secret_value(), facts, name, config.source.failover)
+    await failover.ensure(config.source.login, facts, name, config.source.failover)
     found = await state.load(ends.target, schema, name, facts.system_identifier)
     if found is None:
         raise TargetRefused(f"the state of slot {name!r} vanished while it was made", hint="run one init at a time")

@@ -16,7 +16,7 @@ from parapply.target.state import copies
 from parapply.vocabulary import CopyState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from parapply.config import Config
     from parapply.plan.copy_starts import Name
@@ -44,7 +44,7 @@ async def look(  # noqa: PLR0913  both ends, and what is known
     *,
     gap_lsn: int | None = None,
 ) -> Found:
-    """Compare how tables are published with how they were, and have those wait of which changes may be missing.
+    """Compare how tables are published with how they were, and make tables wait of which changes may be missing.
 
     Args:
         source: plain session on the publisher.
@@ -126,6 +126,11 @@ async def _is_below(target: settings.Connection, part: Name, root: Name) -> bool
     return bool(is_below)
 
 
+def kept_without_copy(marks: Mapping[int, str]) -> list[str]:
+    """Return the marks to keep for a slot that was begun without a copy: how each table is published, by its OID."""
+    return [f"w{oid} {text}" for oid, text in marks.items()]
+
+
 async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
     source: Connection,
     target: settings.Connection,
@@ -155,5 +160,5 @@ async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
         await copies.settle(target, schema, slot_id, name, oid, reasons[oid])
     marks = {**dict.fromkeys(before, ""), **now}
     if marks != before:
-        await copies.keep_marks(target, schema, slot_id, [f"w{oid} {text}" for oid, text in marks.items()])
+        await copies.keep_marks(target, schema, slot_id, kept_without_copy(marks))
     return [copies.PublishedChange(oid, None, now[oid], reasons[oid]) for oid in names]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from parapply.login import PasswordUnknown
 
 if TYPE_CHECKING:
     from typing import Self
 
     from psycopg.abc import RV, PQGen
+
+    from parapply.login import PasswordCommand
 
 
 #: Words of a refusal, and a remedy for the operator; a refused connection has no SQLSTATE. Servers that speak another
@@ -24,8 +31,11 @@ _REFUSALS: Final = (
     ("permission denied to start WAL sender", "the source's role needs REPLICATION: ALTER ROLE ... REPLICATION"),
     ("must be superuser or replication role", "the source's role needs REPLICATION: ALTER ROLE ... REPLICATION"),
     ("no pg_hba.conf entry", "add a line for role, database, address and encryption to the server's pg_hba.conf"),
-    ("password authentication failed", "correct the password in the DSN, its file or ~/.pgpass"),
-    ("no password supplied", "give the password in the DSN, a file that PARAPPLY_..._DSN_FILE names, or ~/.pgpass"),
+    ("password authentication failed", "correct the password in the DSN, its file or ~/.pgpass, or password_command"),
+    (
+        "no password supplied",
+        "give the password in the DSN, the file of PARAPPLY_..._DSN_FILE or ~/.pgpass, or password_command",
+    ),
     ("certificate verify failed", "sslrootcert must name the authority that signed the server's certificate"),
     ("does not match host name", "connect by the name that is in the server's certificate"),
     ("server does not support SSL", "ssl = on on the server; sslmode=disable only on a network that is yours"),
@@ -54,8 +64,17 @@ _UNREACHED: Final = (
 _NO_DATABASE: Final = re.compile(r'database ".*" does not exist')
 
 
-def lost_hint(text: str) -> str:
-    """Return the remedy if a session could not be opened, or has ended, with such a text; empty if not known."""
+def lost_hint(error: psycopg.Error, text: str) -> str:
+    """Return the remedy if a session could not be opened, or has ended, with such an error; empty if not known.
+
+    Args:
+        error: of psycopg.
+        text: for the operator.
+    """
+    if isinstance(error, PasswordUnknown):
+        return (
+            "run the command by hand, as parapply's user: it must print the password in its first line, and end with 0"
+        )
     if _NO_DATABASE.search(text):
         return "correct dbname in the DSN, or make the database"
     return refusal_hint(text) or next((hint for words, hint in _UNREACHED if words in text), "")
@@ -80,6 +99,30 @@ def dsn_problem(error: psycopg.Error) -> str:
     return text.removeprefix(_NOT_BEGUN) if text.startswith(_NOT_BEGUN) and is_refused else ""
 
 
+#: A parameter that libpq looks at after it has read the service's file, and before it reaches for any server.
+_PROBE: Final = "gssencmode"
+
+
+def parameters_of(dsn: str) -> dict[str, Any]:
+    """Return the parameters of a DSN, and of the service that it, or PGSERVICE, names.
+
+    Parameters that we add to a DSN win over its service; and psycopg, which tries several hosts one after the other,
+    knows only the hosts in the DSN.
+
+    Raises:
+        psycopg.ProgrammingError: the DSN cannot be parsed.
+    """
+    found: dict[str, Any] = conninfo_to_dict(dsn)
+    if "service" not in found and not os.environ.get("PGSERVICE"):
+        return found
+    probe = pq.PGconn.connect_start(make_conninfo(dsn, **{_PROBE: "none"}).encode())
+    if _PROBE.encode() not in probe.error_message:
+        return found  # no such service: the attempt to connect says so
+    options = {option.keyword.decode(): option.val.decode() for option in probe.info if option.val}
+    del options[_PROBE]
+    return {**options, **found}
+
+
 #: Seconds: psycopg wakes up ten times a second while it waits for a server. A session that listens for calls would so
 #: be a third of what an idle daemon does. Not longer: psycopg registers its socket again each time, so whatever takes
 #: the registration away, as a closed socket of the same number may, costs a second at most.
@@ -93,7 +136,40 @@ class Session(psycopg.AsyncConnection[tuple[Any, ...]]):
     waits_since_s = 0.0
 
     @classmethod
-    async def connect(cls, conninfo: str = "", **options: Any) -> Self:  # noqa: ANN401  psycopg's
+    async def connect(  # type: ignore[override]  # no parameter of libpq is named `command`
+        cls,
+        conninfo: str = "",
+        *,
+        command: PasswordCommand | None = None,
+        **options: Any,  # noqa: ANN401  psycopg's
+    ) -> Self:
+        """Open a connection; the other arguments and errors are psycopg's.
+
+        Args:
+            conninfo: where to.
+            command: prints the password, and is run again once where the server does not take it, because the token
+                may have ended just now.
+            options: psycopg's.
+
+        Raises:
+            PasswordUnknown: the command has printed none.
+        """
+        if command is None:
+            return await cls._open(conninfo, **options)
+        password = await command.password()
+        try:
+            return await cls._open(conninfo, **options, password=password)
+        except psycopg.OperationalError as error:
+            # Not by the server's words, which differ with its language and method: "PAM authentication failed" ...
+            if error.pgconn is None or not error.pgconn.used_password:
+                raise
+            newer = await command.password(refused=password)
+            if newer == password:
+                raise
+        return await cls._open(conninfo, **options, password=newer)
+
+    @classmethod
+    async def _open(cls, conninfo: str, **options: Any) -> Self:  # noqa: ANN401  psycopg's
         """Open a connection; arguments and errors are psycopg's.
 
         One that is cancelled while the server answers is closed: psycopg keeps it in a local variable, which lives as

@@ -4,10 +4,12 @@
 |------------------|------|-----------|------------------------------------------------------|
 | ConfigError      | 2    | never     | the operator corrects the named fields               |
 | ProtocolError    | 3    | never     | a bug or a server newer than this program: report it |
-| SourceRefused    | 3    | never     | slot lost, wrong cluster, a gap: see the hint        |
+| SourceRefused    | 3    | never     | wrong cluster, a privilege is missing: see the hint  |
+| SlotLost         | 3    | never     | slot lost, or a gap: the operator heals it           |
 | SourceLost       | 3    | reconnect | none: the daemon reconnects with back-off            |
 | SlotBusy         | 3    | reconnect | another reader holds the slot                        |
 | StreamLeft       | 3    | reconnect | none: both ends are opened again at once             |
+| WalLimitReached  | 3    | reconnect | none: the slot is dropped, if it still keeps as much |
 | SpillFailed      | 3    | reconnect | the operator makes room in the spill directory       |
 | TargetRefused    | 4    | never     | a privilege, a table or a column is missing          |
 | LeaseHeld        | 4    | never     | another daemon holds the lease: stop it or take over |
@@ -89,6 +91,10 @@ class SourceRefused(ParapplyError):
     exit_code = 3
 
 
+class SlotLost(SourceRefused):
+    """The slot cannot give changes that the target lacks."""
+
+
 class SourceLost(ParapplyError):
     """The connection to the publisher ended."""
 
@@ -104,6 +110,13 @@ class StreamLeft(SourceLost):
     """The stream is left: ranges of WAL bring it forward sooner, or only a new one has the tables' present names.
 
     The daemon's own decision: no connection was lost, and there is nothing to wait for.
+    """
+
+
+class WalLimitReached(SourceLost):
+    """The slot keeps more WAL than source.retained_wal_limit_bytes, and is to be dropped for it.
+
+    The stream is left, because a slot that is read cannot be dropped.
     """
 
 

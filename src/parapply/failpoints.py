@@ -68,6 +68,15 @@ MIGRATE_ITEM: Final = "migrate_item"  # a statement after the rows is committed 
 MIGRATE_DONE: Final = "migrate_done"  # what a step does is done, and not noted
 
 MIGRATE_NAMES: Final = (MIGRATE_BEGUN, MIGRATE_ITEM, MIGRATE_DONE)
+#: Points of `parapply heal`, in their order.
+HEAL_COMPARED: Final = "heal_compared"  # all tables are compared, nothing is changed
+HEAL_BEGUN: Final = "heal_begun"  # the state says so, the old slot may exist
+HEAL_SLOT: Final = "heal_slot"  # the new slot exists
+HEAL_TABLE: Final = "heal_table"  # the rows of a table are repaired, not committed
+HEAL_TABLE_DONE: Final = "heal_table_done"  # they are committed
+HEAL_DONE: Final = "heal_done"  # all rows are repaired, the state does not say so
+
+HEAL_NAMES: Final = (HEAL_COMPARED, HEAL_BEGUN, HEAL_SLOT, HEAL_TABLE, HEAL_TABLE_DONE, HEAL_DONE)
 #: Points of `parapply cutover`: a step is noted on the target, nothing of it is done.
 CUTOVER_NAMES: Final = (
     "cutover_preparing", "cutover_fencing", "cutover_draining", "cutover_comparing", "cutover_sequences",
@@ -157,7 +166,7 @@ def probe(name: str) -> None:
 def _parse(text: str, directory: str) -> _Point:
     name, _, rest = text.partition(":")
     action, _, count = rest.partition(":")
-    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, *CUTOVER_NAMES, *LATER_NAMES}
+    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, *CUTOVER_NAMES, *LATER_NAMES, *HEAL_NAMES}
     if name not in known:
         raise ConfigError(f"{_VARIABLE}: unknown point {name!r}; known are {', '.join(sorted(known))}")
     if action not in ACTIONS:

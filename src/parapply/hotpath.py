@@ -64,7 +64,7 @@ def source_digest(package: Path) -> str:
 
 
 def write_manifest(package: Path, reason: str) -> None:
-    """Say that the extension modules are of the sources as they are, or with a reason that there are none."""
+    """Note that the extension modules are of the sources as they are, or the reason why none exist."""
     (package / MANIFEST).write_text(json.dumps({"digest": source_digest(package), "reason": reason}) + "\n")
 
 
@@ -100,7 +100,7 @@ class _Sources:
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where the source is; None for every other module."""
+        """Return the place of the source; None for every other module."""
         file = self._files.get(fullname)
         if file is None:
             return None

@@ -59,7 +59,7 @@ def init(
     makes_queue: bool = False,
     inexact: Literal["refuse", "warn"] | None = None,
 ) -> None:
-    """Check both ends, make slot and state, copy if asked to, and say what was done.
+    """Check both ends, make slot and state, copy if asked to, and report the work done.
 
     Doing it again changes nothing and says so, or goes on with a copy that was interrupted. A slot that exists while
     the target knows nothing of it is adopted.
@@ -108,10 +108,10 @@ async def _init(
             # Before hints that are none for a target which has taken over.
             await cutovers.check_may_write(ends.target, config.target.state_schema, found.slot_id, name)
             await slot.check_publications(ends.source, config.source.publications)
-            dsn, two_phase = config.source.dsn.get_secret_value(), config.source.two_phase
+            login, two_phase = config.source.login, config.source.two_phase
             position = await connect.known_position(ends.target, found)
-            facts = await refusals.check(ends.source, facts, dsn, name, position, two_phase=two_phase)
-            is_made = (await failover.ensure(dsn, facts, name, config.source.failover)) is not facts
+            facts = await refusals.check(ends.source, facts, login, name, position, two_phase=two_phase)
+            is_made = (await failover.ensure(login, facts, name, config.source.failover)) is not facts
             _tell_failover(config, facts)
             if copy is not None:
                 if await copying.go_on(config, copy, ends, found):

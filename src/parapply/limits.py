@@ -184,7 +184,7 @@ def _of_free_workers(free_s: float, reading: Rows) -> Iterable[tuple[str, float]
 
 
 def _of_target(backends: Rows, reading: Rows) -> Iterable[tuple[str, str, float]]:
-    """Return what the time in which all workers executed was spent on: limit, detail, part."""
+    """Return the use of the time in which all workers executed: limit, detail, part."""
     if not sum(row["samples"] for row in backends):
         yield "target", "", 1.0
         return
@@ -286,7 +286,7 @@ _MOST_HOLDERS: Final = 3
 
 
 def named(wait: dict[str, Any]) -> str:
-    """Return what was waited for in words: `kind`, `name` and `table` of it."""
+    """Return the object of a wait in words: `kind`, `name` and `table` of it."""
     what = f"{wait['kind']} {wait['name']}".strip()
     return f"{what} in {wait['table']}" if wait["table"] else what
 

@@ -42,7 +42,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
     is_called: bool  # nextval gives the value after last_value, else last_value itself
 
     def following(self, increment: int) -> int:
-        """Return what nextval would give."""
+        """Return the value that nextval would give."""
         return self.last_value + (increment if self.is_called else 0)
 
 

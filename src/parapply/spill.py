@@ -45,16 +45,41 @@ class BlockPlace(NamedTuple):
     n_bytes: int
 
 
+class SpillRoom:
+    """Bytes on disk that several slots may take together; each can always have half of an equal part.
+
+    `limit_bytes` and `n_slots` are written by the owner.
+    """
+
+    def __init__(self, limit_bytes: int, n_slots: int = 1) -> None:
+        """Start with all room free."""
+        self.limit_bytes = limit_bytes
+        self.n_slots = n_slots
+        #: Held for every change of what a slot has used.
+        self.lock = threading.Lock()
+        #: Of slots that have one now. Written under the lock.
+        self.spills: set[Spill] = set()
+
+    def is_left(self, spill: Spill, n_bytes: int) -> bool:
+        """Return whether a slot may take more; to be called under the lock."""
+        own_bytes = self.limit_bytes // (2 * max(1, self.n_slots))
+        wanted_bytes = spill.used_bytes + n_bytes
+        others = [max(own_bytes, one.used_bytes) for one in self.spills if one is not spill]
+        others += [own_bytes] * (self.n_slots - 1 - len(others))
+        return wanted_bytes <= own_bytes or sum(others) + wanted_bytes <= self.limit_bytes
+
+
 class Spill:
     """A directory and how much may lie in it. `used_bytes` is written by the files, under the lock."""
 
-    def __init__(self, directory: Path | None, limit_bytes: int) -> None:
+    def __init__(self, directory: Path | None, limit_bytes: int, room: SpillRoom | None = None) -> None:
         """Check that files can be made there.
 
         Args:
             directory: absolute or relative to the working directory, made if missing; None is the system's temporary
                 directory.
             limit_bytes: of all files together.
+            room: that is shared with other slots, if any are in this process.
 
         Raises:
             ConfigError: they cannot.
@@ -62,7 +87,8 @@ class Spill:
         self._directory = directory
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.lock = threading.Lock()
+        self.room = room or SpillRoom(limit_bytes)
+        self.lock = self.room.lock
         self._files: set[SpillFile] = set()
         try:
             if directory is not None:
@@ -70,6 +96,8 @@ class Spill:
             tempfile.TemporaryFile(dir=directory).close()
         except OSError as error:
             raise ConfigError(f"apply.spill_dir: cannot write in {directory}: {error.strerror}.") from error
+        with self.lock:
+            self.room.spills.add(self)
 
     def open(self, xid: int) -> SpillFile:
         """Return an empty file for a transaction.
@@ -91,6 +119,8 @@ class Spill:
             files = list(self._files)
         for file in files:
             file.close()
+        with self.lock:
+            self.room.spills.discard(self)
 
     def forget(self, file: SpillFile) -> None:
         """Take a file out of the count: it is closed."""
@@ -197,6 +227,8 @@ class SpillFile:
         with spill.lock:
             if n_bytes > 0 and spill.used_bytes + n_bytes > spill.limit_bytes:
                 raise _failed(self._xid, f"apply.spill_limit_bytes = {spill.limit_bytes} is reached")
+            if n_bytes > 0 and not spill.room.is_left(spill, n_bytes):
+                raise _failed(self._xid, f"fleet.spill_limit_bytes = {spill.room.limit_bytes} is reached")
             spill.used_bytes += n_bytes
 
 
@@ -215,6 +247,6 @@ def _write(fd: int, header: bytes, body: bytes, offset: int) -> None:
 def _failed(xid: int, why: str) -> SpillFailed:
     return SpillFailed(
         f"the changes of transaction {xid}, in progress on the publisher, could not be kept on disk: {why}.",
-        hint="make room in apply.spill_dir or raise apply.spill_limit_bytes; the publisher sends them again, nothing "
-        "is lost, and what commits before that transaction is applied",
+        hint="make room in apply.spill_dir or raise the limit (apply.spill_limit_bytes); the publisher sends them "
+        "again, nothing is lost, and what commits before that transaction is applied",
     )

@@ -38,8 +38,14 @@ def log_tasks() -> None:
 
     No values: nothing of a row or a secret is in it.
     """
-    tasks = sorted(asyncio.all_tasks(), key=asyncio.Task.get_name)
-    get_logger().info("tasks", tasks={task.get_name(): _calls(task.get_coro()) for task in tasks})
+    found: dict[str, list[str]] = {}
+    for task in sorted(asyncio.all_tasks(), key=asyncio.Task.get_name):
+        name, n_same = task.get_name(), 1
+        while name in found:  # of several slots
+            n_same += 1
+            name = f"{task.get_name()} ({n_same})"
+        found[name] = _calls(task.get_coro())
+    get_logger().info("tasks", tasks=found)
 
 
 def _calls(awaited: object) -> list[str]:

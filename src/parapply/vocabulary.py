@@ -65,6 +65,7 @@ class DaemonState(StrEnum):
     RECONNECTING = "reconnecting"
     DRAINING = "draining"  # it reads no more, and finishes what it has
     STOPPED = "stopped"  # only in the state tables: without the daemon nothing else says so
+    LOST = "lost"  # the same, and the slot cannot give changes that the target lacks: `parapply heal`
 
 
 class ConflictType(StrEnum):

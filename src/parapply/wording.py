@@ -16,7 +16,7 @@ def step_state(step: Mapping[str, Any]) -> str:
 
 
 def how_far(step: Mapping[str, Any]) -> str:
-    """Return how far a step of a migration is, and how fast it goes; of one that failed, why."""
+    """Return the progress of a step of a migration, and its speed; of one that failed, the reason."""
     if step["state"] == "failed":
         return str(step["detail"])
     of = f" of about {step['total']:,}" if step["total"] else ""
@@ -28,7 +28,7 @@ def how_far(step: Mapping[str, Any]) -> str:
 
 
 def cutover_line(cutover: Mapping[str, Any]) -> str:
-    """Return where a cut-over is, in a line."""
+    """Return the step of a cut-over, in a line."""
     step, since = cutover["step"], brief(cutover["step_s"])
     where = "done" if step == "done" else f"{step} for {since}"
     gap = brief(cutover["gap_s"])

@@ -67,7 +67,7 @@ def _with_times(values: dict[str, Any]) -> dict[str, Any]:
     return {name: at(value) if is_time[name] else value for name, value in values.items()}
 
 
-#: What the table above says.
+#: Records of the table above.
 RECORDS: list[Record] = [
     batch(1),
     transaction(1, 1),

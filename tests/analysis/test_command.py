@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_following_until_sigterm(tmp_path: Path) -> None:
-    """--follow prints a line for what is there and for each new file, and SIGTERM ends it with exit code 0.
+    """--follow prints a line for the present files and for each new one, and SIGTERM ends it with exit code 0.
 
     Nothing else is on standard output, and nothing on standard error. A log that is small is DuckDB's, without Java.
     """

@@ -202,7 +202,7 @@ def test_slow_ones_are_named(hand_made: tuple[ReportOutcome, Path]) -> None:
 
 
 def test_two_spans_are_compared(engine: DuckEngine, tmp_path: Path) -> None:
-    """--compare sets the figures of another span beside those of the report; a span without a record is refused."""
+    """--compare sets the figures of another span beside the report's; a span without a record is refused."""
     write(tmp_path / "log", "apply-1.jsonl", RECORDS)
     midnight = BEGIN + timedelta(seconds=10)
     request = ReportRequest(
@@ -237,7 +237,7 @@ def test_the_page_holds_everything_and_fetches_nothing(hand_made: tuple[ReportOu
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", body)
 
 
-#: What a user may call a table; it would end an attribute, a text and a script.
+#: A name that a user may give a table; it would end an attribute, a text and a script.
 _SCRIPT = """"><script>alert(1)</script>"""
 #: Columns that hold texts of the log, which are the users'; the others' texts are words of ours.
 _FROM_THE_LOG = {
@@ -476,7 +476,7 @@ def test_what_is_executed_while_it_comes_is_not_after_it_came(flawed: tuple[Repo
 
 
 def test_gaps_in_the_numbers_are_found(flawed: tuple[ReportOutcome, Path]) -> None:
-    """Batches 2 and 3 have no record: that is said. What another run has applied is not missing."""
+    """Batches 2 and 3 have no record, and the report says so. Batches that another run has applied are not missing."""
     outcome, out = flawed
     assert _rows(outcome, "gaps", "slot", "run", "after_seq", "before_seq", "missing") == [("app", "r1", 1, 4, 2)]
     assert outcome.in_short["app"][0].startswith("2 batch records are missing in 1 place")
@@ -592,7 +592,7 @@ def test_the_verdict_names_what_limits(limited: ReportOutcome, slot: str, limit:
     "slot", ["source", "throttle", "publisher", "leader", "order", "flush", "disk", "cpu", "locks", "half"]
 )
 def test_the_daemon_says_the_same_of_the_same_seconds(limited: ReportOutcome, slot: str) -> None:
-    """What `status` shows is what the report says: one rule, over the log and over looks at the same batches.
+    """`status` shows what the report says: one rule, over the log and over looks at the same batches.
 
     Where a lock took half of the time, neither says that there is nothing to do. Both name who held it.
     """
@@ -677,7 +677,7 @@ def test_a_file_that_may_not_be_read_is_refused_by_name(engine: DuckEngine, tmp_
 
 
 def test_following_counts_each_record_once(engine: DuckEngine, tmp_path: Path) -> None:
-    """Who looks for new files counts each record once, also while another report converts files.
+    """A report that looks for new files counts each record once, also while another report converts files.
 
     A broken file is passed over, and read once it is whole.
     """
@@ -707,7 +707,7 @@ def test_following_counts_each_record_once(engine: DuckEngine, tmp_path: Path) -
 
 
 def test_small_loads_become_few(engine: DuckEngine, tmp_path: Path) -> None:
-    """What came file by file is compacted: the same records, files and days, fewer entries and files of Parquet.
+    """Records that came file by file are compacted: the same records, files and days, fewer entries and Parquet files.
 
     A day of which records come again is counted again, and only that.
     """
@@ -747,7 +747,7 @@ def route(source_db: Database, target_db: Database, init_route: Callable[[Route]
 def test_a_real_run_is_what_both_servers_say(
     engine: DuckEngine, route: Route, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Transactions, rows and LSNs equal what the publisher sent and progress shows; conflicts those of the history."""
+    """Transactions, rows and LSNs equal what the publisher sent and progress shows; conflicts equal the history's."""
     settings = {"applylog.directory": str(tmp_path / "log"), "applylog.detail": "transaction"}
     skip = {f"conflict.{kind}": "skip" for kind in ("insert_exists", "update_missing")}
     # In the way of the fifth transaction, and of two rows of the others.
@@ -792,7 +792,7 @@ def test_a_real_run_is_what_both_servers_say(
     for row in outcome.tables["tables"]:
         for n, operation in enumerate(("inserts", "updates", "deletes")):
             sums[row["table"]][n] += row[operation]
-    # What a session did is counted for others when it ends, or later.
+    # A session's statements are counted for others when it ends, or later.
     route.source.execute("SELECT pg_stat_force_next_flush()")
     counted = route.source.rows(
         "SELECT schemaname || '.' || relname, pg_stat_get_tuples_inserted(relid), pg_stat_get_tuples_updated(relid),"
@@ -802,7 +802,7 @@ def test_a_real_run_is_what_both_servers_say(
     assert summary["transaction_records"] == summary["transactions"]
     records = [read_record(line) for path in (tmp_path / "log").iterdir() for line in path.read_bytes().splitlines()]
     batches = [record for record in records if isinstance(record, BatchRecord)]
-    # What is played is the same by SQL and by the records.
+    # The played batches are the same by SQL and by the records.
     recorded, intervals = more_workers.read(engine, summary["slot"], batches[0].run)
     by_records = recorded_of(records)
     assert [_rounded(row) for row in recorded] == [_rounded(row) for row in by_records[0]]
@@ -823,7 +823,7 @@ def _rounded(row: tuple[object, ...]) -> list[object]:
 
 
 def test_the_tables_are_readable_as_json(hand_made: tuple[ReportOutcome, Path]) -> None:
-    """What --json prints is JSON, with times in ISO 8601."""
+    """The output of --json is JSON, with times in ISO 8601."""
     from parapply.analysis.command import _json_value  # noqa: PLC0415
 
     outcome, _ = hand_made

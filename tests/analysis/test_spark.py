@@ -64,7 +64,7 @@ def _comparable(rows: Rows) -> list[tuple[Any, ...]]:
 def test_both_engines_say_the_same(spark: SparkSession, engine: DuckEngine, tmp_path: Path) -> None:
     """Each figure is equal, whichever engine converts a file and whichever computes: a folder can go to the other.
 
-    A file that is there twice makes every query longer, and changes the views only: it comes in the end.
+    A duplicated file makes every query longer, and changes only the views, so it comes in the end.
     """
     request = ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out"))
     _write_log(tmp_path / "log")

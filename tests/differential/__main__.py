@@ -28,7 +28,7 @@ Examples:
 @click.option("--minutes", type=float, help="Run cases with consecutive seeds for this time.")
 @click.option("--crashes/--no-crashes", default=True, show_default=True, help="Kill daemons at random points.")
 @click.option("--majors", default="", help="Versions to draw from, such as 18,15; all that are found.")
-@click.option("--kinds", default="", help="Kinds of tables, such as family,keyed, instead of those of the seed.")
+@click.option("--kinds", default="", help="Kinds of tables, such as family,keyed, instead of the seed's.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Run only this of each seed.")
 @click.option("--sql", "is_sql", is_flag=True, help="Print what makes the tables, and run nothing.")
 def main(

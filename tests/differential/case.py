@@ -55,7 +55,7 @@ class Servers:
 
     @property
     def features(self) -> frozenset[Feature]:
-        """What both have."""
+        """The features that both have."""
         one, other = ({Feature(name) for (name,) in server.execute(_FEATURES_SQL)} for server in self._both)
         return frozenset(one & other)
 
@@ -66,7 +66,7 @@ class Servers:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomCase:
-    """What a seed draws, but for the tables, which depend on the servers.
+    """A drawn case without its tables, which depend on the servers.
 
     Attributes:
         seed: of everything.
@@ -237,7 +237,7 @@ def _run(case: RandomCase, schema: RandomSchema, servers: Servers, stack: ExitSt
     builtin = BuiltinSubscription(source, target, two_phase=case.is_two_phase)
     appliers = [Applier(route, points) for route, points in zip(routes, case.crashes, strict=True)]
     for number, applier in enumerate(appliers):
-        # What was prepared before a slot has two-phase commit comes with its outcome: both ways, in one case.
+        # A transaction prepared before a slot has two-phase commit comes with its outcome: both ways, in one case.
         make_slot(applier.route, is_two_phase=case.is_two_phase and number > 0)
         stack.callback(applier.end)
         if case.is_two_phase and number > 0:

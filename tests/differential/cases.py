@@ -22,7 +22,7 @@ from tests.fixtures.servers import ServerPool
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-#: What is run of each seed.
+#: Parts that are run of each seed.
 PARTS = ("tables", "conflicts", "policies")
 _POLICY_CASES = 40
 
@@ -77,7 +77,7 @@ class Cases:
             servers_of: servers for a pair of versions.
             majors: versions to draw from.
             has_crashes: kill daemons on the way.
-            tell: called with a line for each case, and with what it found.
+            tell: called with a line for each case, and with its findings.
             only: kinds of tables to draw instead of the usual ones, and no conflicts.
             parts: what is run, of `PARTS`.
         """

@@ -1,4 +1,4 @@
-"""What a target holds after a random case: the rows of the publisher and of the built-in subscription, and no more.
+"""Contents of a target after a random case: the rows of publisher and built-in subscription, and no more.
 
 In go databases that show the end of one stream; out comes an AssertionError with a few of the rows that differ.
 """
@@ -23,7 +23,7 @@ _CONFLICTS = "SELECT conflict_type, table_name, constraints FROM parapply.confli
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What a target holds.
+    """Contents of a target.
 
     Attributes:
         sent: by table, the rows as the publication sends them.

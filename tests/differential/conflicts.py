@@ -54,12 +54,12 @@ class _Index:
 
 @dataclass(frozen=True, kw_only=True)
 class ConflictCase:
-    """What a seed draws.
+    """A drawn case.
 
     Attributes:
         tree: of the target; the publisher's table is plain.
         indexes: every unique index of the target, the primary key's first.
-        index_sql: what makes all but that one.
+        index_sql: makes all but that one.
         policies: by conflict type.
         workers: of the daemon.
     """
@@ -230,7 +230,7 @@ class _Model:
         """Update a row, or insert it, or leave it."""
         if not self._rows("t", _is_row(_KEY, old)):
             if self._applies("update_missing") and not self.insert(new):
-                # What the first policy made of the change was undone, and its record says what became of the change.
+                # The first policy's effect on the change was undone, and its record says what became of the change.
                 self.found["update_missing applied_remote"] -= 1
                 self.found[f"update_missing {self._outcome}"] += 1
             return

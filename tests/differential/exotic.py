@@ -79,7 +79,7 @@ def _oddly_named(
     name: str, keys: tuple[RandomColumn, ...], rest: tuple[RandomColumn, ...], chooser: random.Random
 ) -> tuple[str, tuple[RandomColumn, ...], tuple[RandomColumn, ...]]:
     table_name, *names = chooser.sample(_ODD_NAMES, 1 + len(keys) + len(rest))
-    # Other names may be cut at 63 bytes: one number tells tables apart.
+    # Other names may be cut at 63 bytes: one number distinguishes the tables.
     quoted = f'{table_name[:-1][:50]}{name[-1]}"' if not table_name.startswith('"long') else f'"long{name}"'
     schema = chooser.choice(("", *(f"{schema}." for schema in SCHEMAS)))
     renamed = [
@@ -176,7 +176,7 @@ def other_key_on_target(chooser: random.Random, features: frozenset[Feature]) ->
 def identity_column(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
     """Return a table whose key is an identity column, or whose other column is.
 
-    What is `ALWAYS` on the target never changes on the publisher: no statement of SQL can do that after it.
+    A column that is `ALWAYS` on the target never changes on the publisher, because no SQL could do that after it.
     """
     rest = others(chooser, features)
     by_default, always = (f"GENERATED {which} AS IDENTITY" for which in ("BY DEFAULT", "ALWAYS"))
@@ -191,7 +191,7 @@ def identity_column(chooser: random.Random, features: frozenset[Feature]) -> lis
 
 
 def full_of_anything(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
-    """Return a table without a key, whose rows are told apart by a number that only they have, among any types.
+    """Return a table without a key, of any types, whose rows are distinguished by a number that only they have.
 
     Rows with the same number are the same in all columns.
     """

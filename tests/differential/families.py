@@ -1,7 +1,7 @@
 """Random tables tied by foreign keys, on the publisher and, where the target's role lets them, on the target (T-25).
 
-In goes a chooser; out come a family of four tables and one that refers to itself. What the target does by itself when a
-parent goes, the publisher has done, too, and sends: the target's actions are those that leave nothing else to do.
+In goes a chooser; out come a family of four tables and one that refers to itself. Actions that the target takes when a
+parent goes, the publisher has also taken, and sends: the target's actions leave nothing else to do.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _actions(on_delete: str, on_update: str, *, is_deferred: bool) -> str:
 
 
 def family(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
-    """Return a parent, two tables of children and one of grandchildren; each of the three ways to delete is there.
+    """Return a parent, two tables of children and one of grandchildren, with each of the three ways to delete.
 
     A child has one foreign key: through two of them a target could delete what the publisher changes first. It may
     refer to another unique column than the key.

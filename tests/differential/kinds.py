@@ -1,6 +1,6 @@
 """Odd kinds of random tables without partitions and foreign keys: unique indexes of every kind, identities, triggers.
 
-In goes a chooser; out come tables for `random_schema`. What may hold once on the publisher may hold once on the target.
+In goes a chooser; out come tables for `random_schema`. A value allowed once on the publisher is so on the target.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _TRANSACTIONS: Final = 10
 _TABLES_OF_A_CASE: Final = 3
 _UNIQUE_TYPES: Final = frozenset({"insert_exists", "update_exists", "multiple_unique_conflicts"})
 _NEVER: Final = 1 << 30
-#: When a client has written what is there before the first transaction.
+#: Time at which a client has written the rows that exist before the first transaction.
 _BEFORE: Final = -1.0
 _DROPPING: Final = ("skip", "keep_local")
 _NAME, _TYPE, _TABLE, _LOCAL_ROW, _CONSTRAINTS, _XID, _CHANGE_NO, _OUTCOME = 0, 1, 2, 5, 8, 10, 12, 14
@@ -110,7 +110,7 @@ _KINDS: Final = (
 
 @dataclass(kw_only=True)
 class _Rows:
-    """What a table holds on one side.
+    """Contents of a table on one side.
 
     Attributes:
         kind: of the table.

@@ -1,4 +1,4 @@
-"""What the policies of conflicts leave of a stream, change by change, as docs/CONFLICTS.md says it. Pure.
+"""Effect of the policies of conflicts on a stream, change by change, as docs/CONFLICTS.md says it. Pure.
 
 In go the rows of a target, each written by another client at a time, and changes; out come rows and records. Time is
 counted in transactions: number 3 commits at 3, and a client that writes between it and number 4 does so at 3.5.
@@ -128,6 +128,6 @@ class PolicyModel:
             policy = "keep_local" if any(one.time > self._time for one in local) else "apply_remote"
         outcome = self._met[kind] = _OUTCOMES[policy]
         if outcome != "applied_remote":
-            # What was settled before in favour of the publisher had no effect.
+            # A conflict settled before in favour of the publisher had no effect.
             self._met = dict.fromkeys(self._met, outcome)
         return outcome == "applied_remote"

@@ -40,7 +40,7 @@ _STOPPING: tuple[Kind, ...] = (exotic.filtered_big,)
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSchema:
-    """What one case works on."""
+    """Tables and features of one case."""
 
     tables: Sequence[RandomTable]
     features: frozenset[Feature]

@@ -1,6 +1,6 @@
 """Random statements on random tables, each valid in every state or refused by the publisher as a whole.
 
-What the publisher took, a target takes row by row in the same order: no statement relies on a check at its end. Single
+A target applies the publisher's changes row by row in the same order: no statement relies on a check at its end. Single
 rows change unique values, so a target's immediate check of every row finds what the publisher's found.
 """
 
@@ -166,8 +166,8 @@ def _column(table: RandomTable, name: str) -> RandomColumn:
 def guarded(name: str) -> tuple[Operation, ...]:
     """Return the operations of a table whose column is unique although the publisher has no index that says so.
 
-    Whoever gives the column a value first waits for everybody else who does, then looks whether it is free: in every
-    state that commits, and after every single row, no two rows have the same.
+    A transaction that gives the column a value first waits for all others that do, then looks whether it is free: in
+    every state that commits, and after every single row, no two rows have the same.
     """
     free, _, _, hand_over, _, swap = handed(name)
 
@@ -190,7 +190,7 @@ def guarded(name: str) -> tuple[Operation, ...]:
 
     def locked(operation: Operation) -> Operation:
         def run(table: RandomTable, chooser: random.Random) -> str:
-            # A statement of its own: the next one's snapshot is taken when the lock is there.
+            # A separate statement: the next one's snapshot is taken when the lock is held.
             return f"SELECT pg_advisory_xact_lock(hashtext({literal(table.name)})); {operation(table, chooser)}"
 
         return run

@@ -1,7 +1,7 @@
 """Random transactions on random tables, from several sessions whose statements interleave.
 
 In go tables and a seed; out come committed transactions in an order that the seed also decides: one thread runs the
-statements of all sessions, so whoever would wait for a lock waits in vain and is refused. A refusal that a real
+statements of all sessions, so one that would wait for a lock waits in vain and is refused. A refusal that a real
 application meets (duplicate key, lock not available) rolls the transaction back, and the stream goes on.
 """
 
@@ -46,7 +46,7 @@ _LARGE_EVERY = 40
 
 @dataclass(kw_only=True)
 class Counts:
-    """What became of the transactions."""
+    """Numbers of transactions by their outcome."""
 
     committed: int = 0
     refused: int = 0
@@ -185,7 +185,7 @@ def _transaction(tables: Sequence[RandomTable], chooser: random.Random) -> list[
 def _large(tables: Sequence[RandomTable], chooser: random.Random) -> list[str]:
     """Return a transaction that the publisher may stream, with subtransactions inside each other.
 
-    What is rolled back of it was streamed before.
+    The part that is rolled back was streamed before.
     """
     bulk = next(table for table in tables if table.name == "bulk")
 

@@ -147,7 +147,7 @@ class RandomTable:
 
     @property
     def can_update(self) -> bool:
-        """Whether the publication takes updates and deletes of it."""
+        """Return whether the publication takes updates and deletes of it."""
         return self.identity != "NOTHING" and (bool(self.key) or self.identity == "FULL")
 
     @property
@@ -157,7 +157,7 @@ class RandomTable:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the texts of the sent columns are the same on both sides."""
+        """Return whether the texts of the sent columns are the same on both sides."""
         return not any(column.target_type for column in self.published)
 
     def source_sql(self) -> str:

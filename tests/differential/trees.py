@@ -75,7 +75,7 @@ class Tree:
 
 
 def random_tree(root: str, chooser: random.Random) -> Tree:
-    """Return a tree of one or two levels; the n-th leaf of each schema has the same name as that of the others."""
+    """Return a tree of one or two levels; the n-th leaf of each schema has the same name as the others' n-th."""
     first, second = chooser.sample(sorted(_CUTS), 2)
     names = _names("leaf", chooser)
     statements: list[str] = []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Feature(StrEnum):
-    """What a server may lack; a type that needs it is drawn only where both servers have it."""
+    """Features that a server may lack; a type that needs one is drawn only where both servers have it."""
 
     CITEXT = "citext"
     HSTORE = "hstore"
@@ -205,7 +205,7 @@ ENUM_DOMAIN: Final = RandomType(
     name="mood_domain", values=of("sad", "ok"), spare="happy", compared_as="mood"
 )  # fmt: skip
 
-#: What a row filter takes: it refuses types and collations that are not PostgreSQL's own.
+#: Types that a row filter takes: it refuses types and collations that are not PostgreSQL's own.
 _OWN = frozenset(
     {"mood", "point2", "point2[]", "short_text", "rounded", "some_ints", "span", "place", "citext", "hstore"}
 )

@@ -31,7 +31,7 @@ _STANDBYS = 1 / 3
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """What came out for one fault."""
+    """Result of one fault."""
 
     fault: str
     title: str

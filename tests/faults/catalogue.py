@@ -39,12 +39,12 @@ class Fault:
     why_not: str = ""
 
 
-#: What the campaign does not inject, and where it is held instead.
+#: Faults that the campaign does not inject, and the place where each is held instead.
 NOT_RUN = {
     "F19": "two slots apply everything twice by definition: an operator's mistake without a fault to heal",
     "F25": "the load has it all the time: unique values that go from row to row, few accounts",
     "F32": "needs a standby at the primary's address; `tests/integration/test_settings.py` refuses a read-only target",
-    "F37": "needs PgBouncer, which is not here; `tests/integration/test_settings.py` refuses what a pooler does",
+    "F37": "needs PgBouncer, which is absent; `tests/integration/test_settings.py` refuses what a pooler does",
 }  # fmt: skip
 
 FAULTS: list[Fault] = []

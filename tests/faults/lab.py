@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 WAIT_S = 180.0
 #: The role that the daemon uses: faults change it, and leave the campaign's own sessions alone.
 ROLE = "applier"
-# A target that loses what nobody flushes: commits are acknowledged at once, and on disk ten seconds later (F6).
+# A target that loses commits that no session flushes: acknowledged at once, and on disk ten seconds later (F6).
 _LAZY = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
 _POLL_S = 0.05
 _TIMINGS: Mapping[str, str | float] = {
@@ -87,7 +87,7 @@ def servers() -> Iterator[Servers]:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a round is made of.
+    """Options of a round.
 
     Attributes:
         seed: of everything that is drawn in it.
@@ -331,12 +331,12 @@ class Round:
         return found
 
     def crash_target(self, crash: Callable[[], None], *, piles_up: bool = False) -> Findings:
-        """Crash the target, look whether everything that the publisher was told of is there, let all go on (O7).
+        """Crash the target, look whether all transactions reported to the publisher are present, let all go on (O7).
 
         Args:
             crash: of the server.
-            piles_up: keep the daemon from its durable advances meanwhile, not the workers: commits pile up that
-                readers see and no disk has.
+            piles_up: keep the daemon from its durable advances, but not the workers: commits pile up that readers see
+            and no disk has.
         """
         found = Findings()
         self.caught_up()
@@ -353,7 +353,7 @@ class Round:
         with contextlib.suppress(DemoError):
             told_lsn = max(told_lsn, self.route.confirmed_flush_lsn())
         promised = self.load.ids_up_to(told_lsn)
-        # Before it is there again: the sampler may read it as soon as it is.
+        # Before it is back: the sampler may read it as soon as it is.
         self.sampler.forgive()
         self.servers.target.start()
         present = {int(one) for (one,) in self.target.rows("SELECT id FROM xfer")}
@@ -367,7 +367,7 @@ class Round:
         for line in Path(f"/proc/{self.daemon.pid}/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-        raise AssertionError("the process tells no VmHWM")
+        raise AssertionError("the process has no VmHWM")
 
     @contextlib.contextmanager
     def file_limit(self, size_bytes: int) -> Iterator[None]:

@@ -65,9 +65,9 @@ def f11(run: Round) -> None:
         run.servers.source.reload()
 
 
-@fault("F12", "slot dropped and made anew", is_last=True)
+@fault("F12", "slot dropped and made again", is_last=True)
 def f12(run: Round) -> None:
-    """What was written in between is in no slot."""
+    """Changes written in between are in no slot."""
     run.source.execute(f"SELECT pg_drop_replication_slot('{run.route.slot}')")
     _is_refused(run)
     _write(run)

@@ -122,7 +122,7 @@ def f23(run: Round) -> None:
 
 @fault("F23", "foreign lock on a row")
 def f23_row(run: Round) -> None:
-    """Who needs the row waits; everything is applied when it is free."""
+    """A batch that needs the row waits; everything is applied when it is free."""
     with foreign_transaction(run.target, "SELECT FROM acct WHERE id IN (3, 7) FOR UPDATE"):
         run.target.wait_until(WORKER_IS_BLOCKED, WAIT_S)
         run.work(50, 200)
@@ -169,7 +169,7 @@ def f27(run: Round) -> None:
 
 @fault("F28", "publisher's table changes, the target's does not")
 def f28(run: Round) -> None:
-    """A column that the target lacks stops the daemon, clearly; once it is there, nothing was lost."""
+    """A column that the target lacks stops the daemon, clearly; once it exists, nothing was lost."""
     name = f"missing_{run.chooser.getrandbits(30)}"
     run.source.execute(f"ALTER TABLE kv ADD COLUMN {name} int; UPDATE kv SET {name} = 1")
     run.source.execute(f"INSERT INTO kv (k, v, log, {name}) VALUES (100000 + {run.chooser.getrandbits(16)}, 0, '', 2)")

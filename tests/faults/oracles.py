@@ -1,6 +1,6 @@
-"""What must hold after a fault: the oracles O1 to O9, each a list of findings with the kind of damage they mean.
+"""Rules that must hold after a fault: the oracles O1 to O9, each a list of findings with the damage they mean.
 
-In go a route and what was sampled meanwhile; out come findings, none when all is well.
+In go a route and the samples taken during it; out come findings, none when all is well.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _COLUMNS = (
 
 @dataclass(kw_only=True)
 class Findings:
-    """What is wrong.
+    """Damage that was found.
 
     Attributes:
         lost: transactions that are on the source, or were promised, and not on the target.
-        duplicated: transactions whose rows are there more than once, or that came from nowhere.
-        torn: transactions that are there in part, and states that never were.
+        duplicated: transactions whose rows are present more than once, or that came from nowhere.
+        torn: transactions that are present in part, and states that never were.
         other: everything else: a leak, a hang, a value in a log.
         texts: for a person.
     """

@@ -76,7 +76,7 @@ def f1_ranges(run: Round) -> None:
         if run.daemon.is_running():
             run.daemon.kill()
         run.work()
-        # Whoever still reads it, the stream would be asked first.
+        # While a session still reads it, the stream would be asked first.
         run.source.wait_until(f"SELECT NOT active FROM pg_replication_slots WHERE slot_name = '{run.route.slot}'")
         run.start(settings=settings, environ={"PARAPPLY_FAILPOINT": f"{point}:kill"})
         killed(run)
@@ -123,7 +123,7 @@ def f18(run: Round) -> None:
 
 @fault("F20", "daemon paused, another takes over, the first wakes up")
 def f20(run: Round) -> None:
-    """What the paused one holds is never committed: rows without a key would show it."""
+    """A transaction that the paused one holds is never committed: rows without a key would show it."""
     first = run.daemon
     with foreign_transaction(run.target, "SELECT FROM acct FOR UPDATE"):
         run.target.wait_until(WORKER_IS_BLOCKED, WAIT_S)
@@ -133,7 +133,7 @@ def f20(run: Round) -> None:
     second.wait_for_event("lease_taken", WAIT_S)
     pid = walsender_pid(run.route)
     if pid is not None:
-        # The slot is busy with the paused one's walsender until somebody ends it.
+        # The slot is busy with the paused one's walsender until its session is ended.
         run.source.execute(f"SELECT pg_terminate_backend({pid})")
     second.wait_for_event("source_connected", WAIT_S)
     run.work()
@@ -182,7 +182,7 @@ def f35(run: Round) -> None:
         run.start(settings=more, environ={"PARAPPLY_FAILPOINT": f"{point}:kill:{passage}"})
         run.daemon.wait_for_event("source_connected", WAIT_S)
         with run.source.connect() as session, session.transaction():
-            # What was kept is applied as such only if it is more than a piece, a quarter of the memory limit.
+            # A kept transaction is applied as such only if it is more than a piece, a quarter of the memory limit.
             large(session, run.chooser, _HUGE_ROWS if point == failpoints.STREAM_ENDED else _LARGE_ROWS)
         killed(run)
     run.start_connected()

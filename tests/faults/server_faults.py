@@ -82,8 +82,8 @@ def f5(run: Round) -> Findings:
 
 @fault("F6", "target crashes and forgets acknowledged commits")
 def f6(run: Round) -> Findings:
-    """Commits are acknowledged long before they are on disk: the publisher must not have been told of them."""
-    # Not started anew without need: a daemon that has told too much would find that out by itself.
+    """Commits are acknowledged long before they are on disk: they must not have been reported to the publisher."""
+    # Not restarted without need: a daemon that has reported too much would find that out itself.
     if run.options.settings.get("target.synchronous_commit") != "off":
         run.restart(settings={"target.synchronous_commit": "off", "apply.advance_interval_s": 1})
     found = run.crash_target(run.servers.target.kill, piles_up=True)
@@ -106,7 +106,7 @@ def f8(run: Round) -> None:
 
 @fault("F9", "publisher stops while the target is blocked")
 def f9(run: Round) -> None:
-    """What is not applied cannot be confirmed: the daemon leaves, and the publisher can stop."""
+    """Changes that are not applied cannot be confirmed: the daemon leaves, and the publisher can stop."""
     with foreign_transaction(run.target, "SELECT FROM acct FOR UPDATE"):
         run.target.wait_until(WORKER_IS_BLOCKED, WAIT_S)
         began_s = time.monotonic()
@@ -118,7 +118,7 @@ def f9(run: Round) -> None:
 
 @fault("F10", "publisher crashes, its slot goes back")
 def f10(run: Round) -> None:
-    """What was confirmed may be sent again, and is not applied again."""
+    """Confirmed transactions may be sent again, and are not applied again."""
     for crash in (run.servers.source.crash, run.servers.source.kill):
         run.caught_up()
         run.work()
@@ -209,8 +209,8 @@ def f22(run: Round) -> None:
 def _move(run: Round, space: str) -> None:
     """Move a table that is written to.
 
-    Who waits for a prepared transaction there keeps the daemon from what comes before its outcome, so nobody may wait
-    for long (docs/how-to/change-schemas.md).
+    A session that waits for a prepared transaction there keeps the daemon from changes before its outcome, so none may
+    wait for long (docs/how-to/change-schemas.md).
     """
     deadline_s = time.monotonic() + WAIT_S
     while True:
@@ -263,7 +263,7 @@ def f7(run: Round) -> None:
 
 @fault("F24", "foreign sessions that deadlock with the workers")
 def f24(run: Round) -> None:
-    """Somebody locks accounts in orders of his own; the server makes one of both give way."""
+    """A client locks accounts in orders of its choice; the server makes one of both give way."""
     chooser = random.Random(run.chooser.getrandbits(30))
     with run.target.connect(application_name="foreign") as connection:
         connection.execute("SET statement_timeout = '20s'; SET deadlock_timeout = '100ms'")

@@ -1,4 +1,4 @@
-"""What runs beside the bank: large, rolled back and prepared transactions, moving keys, unique values, markers, DDL.
+"""Load beside the bank: large, rolled back and prepared transactions, moving keys, unique values, markers, DDL.
 
 In go two databases; out come committed transactions on the source. Every text that is written holds `SECRET`, which no
 log may show. A marker is a transaction that holds the tables still and writes down a checksum of them: a trigger on the
@@ -83,7 +83,7 @@ _MARK = (
 )
 #: Each returns no row when all is well; both sides alike.
 SIDE_RULES = {
-    "O2: a large or prepared transaction is there twice or in part": """
+    "O2: a large or prepared transaction is present twice or in part": """
         SELECT coalesce(b.txid, t.txid), b.n, t.n_rows FROM bulk_txn AS t
         FULL JOIN (SELECT txid, count(*) AS n FROM bulk GROUP BY txid) AS b USING (txid)
         WHERE b.n IS DISTINCT FROM t.n_rows""",
@@ -105,7 +105,7 @@ def mark(source: Database) -> None:
     """Commit a marker.
 
     Raises:
-        psycopg.Error: the publisher is gone, or somebody holds the tables for longer than a minute.
+        psycopg.Error: the publisher is gone, or another session holds the tables for longer than a minute.
     """
     with source.connect() as connection:
         connection.execute(b"SET lock_timeout = '60s'")

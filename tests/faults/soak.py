@@ -39,12 +39,12 @@ _DESCRIPTORS_LIMIT = 4
 _APPLIED_LIMIT = 5000
 _PINNED_LIMIT_BYTES = 256 * 1024 * 1024
 _RETENTION_BYTES = 4 << 20
-# What rotation and retention leave at most: a file being written and one more.
+# Bytes that rotation and retention leave at most: a file being written and one more.
 _LOG_LIMIT_BYTES = _RETENTION_BYTES + (4 << 20)
 
 
 class Sample(msgspec.Struct, kw_only=True):
-    """What was seen at one moment."""
+    """Measurements of one moment."""
 
     at_s: float
     pid: int

@@ -152,6 +152,6 @@ CREATE DOMAIN public.document AS jsonb;
 CREATE DOMAIN public.whole AS int; CREATE TYPE public.pair AS (x int, y numeric); CREATE TYPE public.mood AS ENUM ('a');
 CREATE TYPE public.span AS RANGE (subtype = float8);
 """
-#: What is not known to be exact counts as unknown, whatever it is made of.
+#: Types not known to be exact count as unknown, whatever they are made of.
 UNKNOWN = ["money", "money[]", "tsvector", "oidvector", "regclass", "public.pair", "public.pair[]", "public.mood[]",
            "public.whole[]", "public.span", "ext.ci", "ext.ci[]"]  # fmt: skip

@@ -68,7 +68,7 @@ class Worker:
 
         Args:
             connection: as the daemon's.
-            owner: of somebody with the usual search_path, who defines tables and looks at them.
+            owner: of a user with the usual search_path, who defines tables and looks at them.
             dsn: of the database.
         """
         self._connection = connection
@@ -116,7 +116,7 @@ class Worker:
         Args:
             statement: to execute.
             rows: for a set form any number of rows, one value per position; for a row form at most one, whose values
-                are those of all parameters.
+                are the values of all parameters.
             count: last parameter of a statement that counts what it finds.
             ranges: for each row, which of the rows equal to it are meant, for a form that takes whole rows.
 
@@ -192,7 +192,7 @@ def relation_of(facts: TableFacts, *, identity: str = "d", keys: Sequence[str] |
     Args:
         facts: of the table.
         identity: the publisher's replica identity; 'f' flags every column as part of it.
-        keys: names of the publisher's key columns; those of the target when not given.
+        keys: names of the publisher's key columns; the target's when not given.
     """
     key_names = facts.key_columns if keys is None else keys
     columns = tuple(

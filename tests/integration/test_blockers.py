@@ -1,4 +1,4 @@
-"""Who blocks a batch: a wait for another transaction is one, and a wait for a lock of a moment is none."""
+"""Blockers of a batch: a wait for another transaction has one, a wait for a momentary lock has none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _blockers(database: Database, pid: int) -> list[tuple[int]]:
 
 
 def test_a_row_of_another_transaction_blocks(target_db: Database) -> None:
-    """And who blocks that one, too: it may wait for a later batch of ours."""
+    """A blocker's own blocker counts as well: it may wait for a later batch of ours."""
     target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     with target_db.connect() as first, target_db.connect() as second, target_db.connect() as third:
         first.execute("BEGIN; INSERT INTO t VALUES (1)")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply.login import Login
 from parapply.runtime.tables.control_pool import ControlPool
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ async def test_a_desk_given_up_while_it_opens_leaves_nothing_behind(target_db: D
     Observed: the pool's own tasks, left running, kept the process from ending after it had said why it must.
     """
     before = asyncio.all_tasks()
-    control_pool = ControlPool(target_db.dsn, "replica", "parapply control pool given up")
+    control_pool = ControlPool(Login(target_db.dsn), "replica", "parapply control pool given up")
     opening = asyncio.create_task(control_pool.__aenter__(), name="opening")
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -34,7 +35,7 @@ async def test_a_desk_given_up_while_it_opens_leaves_nothing_behind(target_db: D
 
 async def test_a_second_session_is_opened_only_while_the_first_is_held(target_db: Database) -> None:
     """Questions that take a moment share one session; one that takes long, or is blocked, holds up no other."""
-    async with ControlPool(target_db.dsn, "replica", "parapply control pool shared") as control_pool:
+    async with ControlPool(Login(target_db.dsn), "replica", "parapply control pool shared") as control_pool:
 
         async def ask() -> int:
             async with control_pool.session() as conn:

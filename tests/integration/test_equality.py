@@ -109,7 +109,7 @@ def test_what_is_not_known_to_be_exact_is_unknown(worker: Worker) -> None:
 
 @pytest.mark.pg_majors(15)  # the embedded servers are built without ICU
 def test_arrays_under_a_nondeterministic_collation_are_unknown(worker: Worker) -> None:
-    """The column's collation is that of an array's elements; jsonb never asks for one (trap T-21)."""
+    """An array column's collation is its elements' collation; jsonb never asks for one (trap T-21)."""
     worker.run_text(
         "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false);"
         "CREATE TABLE t(a text[] COLLATE ci, b varchar(9)[] COLLATE ci, c bpchar[] COLLATE ci, plain text[], j jsonb)"

@@ -1,4 +1,4 @@
-"""What the catalogue query finds on real servers about a table: keys, indexes, code, access."""
+"""Facts of a table that the catalogue query finds on real servers: keys, indexes, code, access."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_key_without_overlaps(worker: Worker) -> None:
 
 @pytest.mark.pg_majors(15, 18)
 def test_triggers_by_role(worker: Worker) -> None:
-    """User triggers count if they fire under the session's role, on partitions too; those of constraints do not."""
+    """User triggers count if they fire under the session's role, also on partitions; constraint triggers do not."""
     worker.run_text(
         "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
         "CREATE TABLE t(id int PRIMARY KEY, d int UNIQUE DEFERRABLE); CREATE TABLE c(t int REFERENCES t);"

@@ -1,4 +1,4 @@
-"""What the catalogue query finds on real servers about unique indexes and foreign keys."""
+"""Unique indexes and foreign keys that the catalogue query finds on real servers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_equality_of_indexes(worker: Worker) -> None:
     assert unique["own"].equalities == (*[Equality.BYTES] * 5, Equality.BPCHAR)
     for name in ("pattern", "posix", "blanks"):
         assert unique[name].equalities == (Equality.UNKNOWN,), name
-    # Under char's class 'a' and 'a ' are one value, which no text tells: a key must not be taken for varchar's.
+    # Under char's class 'a' and 'a ' are one value, which no text shows: a key must not be taken for varchar's.
     worker.run_text("ALTER TABLE t ALTER v SET NOT NULL; ALTER TABLE t REPLICA IDENTITY USING INDEX blanks")
     assert worker.facts("t").columns[1].equality is Equality.UNKNOWN
     with pytest.raises(Refused, match="duplicate key"):

@@ -1,4 +1,4 @@
-"""What the catalogue query finds on real servers about columns: types, casts and equality."""
+"""Facts of columns that the catalogue query finds on real servers: types, casts and equality."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class _Looker:
 
 @pytest.fixture
 def prints(target_db: Database) -> Iterator[_Looker]:
-    """What gives the texts of tables, by oid."""
+    """A source of the texts of tables, by oid."""
     with closing(_Looker(target_db.dsn)) as looker:
         yield looker
 
@@ -191,7 +191,7 @@ async def test_changes_of_the_catalogue_are_counted(target_db: Database) -> None
 
 
 def test_dropped_tables_are_missing(worker: Worker, prints: _Looker) -> None:
-    """What is not there has no text, and asking for nothing is an empty answer."""
+    """A missing table has no text, and a request for no table has an empty answer."""
     worker.run_text("CREATE TABLE a(id int); CREATE TABLE b(id int)")
     a, b = _oid(worker, "a"), _oid(worker, "b")
     assert set(prints([b, a, a])) == {a, b}
@@ -201,7 +201,7 @@ def test_dropped_tables_are_missing(worker: Worker, prints: _Looker) -> None:
 
 
 def test_privileges_by_membership_count(worker: Worker, prints: _Looker) -> None:
-    """What a role may do comes from its roles, too: the text says what holds, not who granted it."""
+    """A role's privileges come from its roles as well: the text states the privileges, not who granted them."""
     worker.run_text("CREATE TABLE t(id int); GRANT INSERT ON t TO pg_read_all_stats")
     oid = _oid(worker, "t")
     # pg_monitor is a member of pg_read_all_stats.

@@ -149,7 +149,7 @@ _OID = b"SELECT oid::bigint FROM pg_class WHERE relname = %s"
 async def test_what_the_stream_has_whole(source_db: Database) -> None:
     """A table joins only if no row of it can lie before its first published change; all others have a reason.
 
-    An entry of a publication that is made anew does not count for what came in between.
+    An entry of a publication that is recreated does not count for rows written in between.
     """
     source_db.execute(_BEFORE)
     async with await Session.connect(source_db.dsn, autocommit=True) as conn:

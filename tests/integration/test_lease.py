@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from parapply.errors import LeaseHeld
+from parapply.login import Login
 from parapply.target.session import lease, settings
 
 if TYPE_CHECKING:
@@ -28,13 +29,13 @@ GATE = 4711
 @asynccontextmanager
 async def control(dsn: str, name: str = "leader") -> AsyncIterator[settings.Connection]:
     """Open a control session."""
-    conn = await settings.connect_control(dsn, role="replica", application_name=name)
+    conn = await settings.connect_control(Login(dsn), role="replica", application_name=name)
     async with conn:
         yield conn
 
 
 def unexpected(present: Sequence[lease.Holder]) -> None:
-    """Fail: nobody should hold the fence."""
+    """Fail, because no session should hold the fence."""
     pytest.fail(f"waits for {present}")
 
 
@@ -58,7 +59,7 @@ def test_second_leader_is_told_who_holds_the_lease(target_db: Database) -> None:
 
 
 def test_takeover_ends_leader_and_workers(target_db: Database) -> None:
-    """A takeover ends every session of the other leader, so that the fence has nobody to wait for."""
+    """A takeover ends every session of the other leader, so that the fence has none to wait for."""
 
     async def run() -> None:
         async with control(target_db.dsn) as one, control(target_db.dsn) as two:

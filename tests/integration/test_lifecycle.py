@@ -21,6 +21,7 @@ from parapply.commands import state_reader as reading
 from parapply.config import Config, load_config
 from parapply.errors import LeaseHeld, ParapplyError, SlotBusy, SourceRefused, TargetRefused
 from parapply.init import init
+from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
 from parapply.target.session import lease, settings
 from parapply.target.state import slots as state
@@ -211,7 +212,7 @@ def test_unknown_slot_points_to_init(pair: Pair) -> None:
 def test_status_shows_all_and_survives_a_dead_source(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     """The screen names state, workers, tables and reasons; without a source or a daemon it says so.
 
-    Workers are shown while the daemon that has noted them holds its lease: of one that was killed none is there.
+    Workers are shown while the daemon that noted them holds its lease: none is shown of a daemon that was killed.
     """
     init(pair.config)
     ((slot_id,),) = pair.state("SELECT slot_id FROM {s}.slots")
@@ -280,7 +281,7 @@ def test_settings_of_the_reader(pair: Pair) -> None:
     """A reader's session cannot write, whatever goes wrong."""
 
     async def run() -> None:
-        async with await settings.connect_reader(pair.target.dsn, "test") as conn:
+        async with await settings.connect_reader(Login(pair.target.dsn), "test") as conn:
             with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
                 await conn.execute("CREATE TABLE public.x ()")
 

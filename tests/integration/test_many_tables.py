@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from parapply.login import Login
 from parapply.model import Column, Relation
 from parapply.runtime.tables import prefetch as ahead_module
 from parapply.runtime.tables import watch as watch_module
@@ -82,7 +83,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 async def control_pool(target_db: Database) -> AsyncIterator[ControlPool]:
     """Sessions for questions, on a target with many tables."""
     target_db.execute(_MAKE)
-    async with ControlPool(target_db.dsn, "replica", "parapply control pool test") as opened:
+    async with ControlPool(Login(target_db.dsn), "replica", "parapply control pool test") as opened:
         yield opened
 
 
@@ -122,7 +123,7 @@ async def test_first_announcements_of_known_tables_cost_no_query_each(
 async def test_a_table_is_planned_without_waiting_at_its_first_announcement_only(
     control_pool: ControlPool, queries: Queries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was announced before may have changed, and a name may have gone to another table: the catalogue is asked."""
+    """A table announced before may have changed, and a name may be another table's now: the catalogue is asked."""
     monkeypatch.setattr(ahead_module, "_VALID_S", 3600.0)
     ahead = CataloguePrefetch(control_pool, "replica", _names)
     tables = TablePlans(control_pool, ahead, "replica", {})
@@ -168,7 +169,7 @@ async def test_little_is_kept_of_a_table(control_pool: ControlPool, monkeypatch:
 async def test_announcements_one_after_the_other_are_compared_all_at_once(
     control_pool: ControlPool, queries: Queries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read long ago is compared by itself, then all of it; that holds for a while."""
+    """Facts read long ago are compared, first of one table, then of all; that holds for a while."""
     monkeypatch.setattr(ahead_module, "_GROUP", 50)
     monkeypatch.setattr(ahead_module, "_VALID_S", 60.0)
     ahead = CataloguePrefetch(control_pool, "replica", _names)
@@ -198,7 +199,7 @@ async def test_of_too_many_tables_the_first_are_read_ahead(
 async def test_the_watch_reads_changed_tables_together(
     target_db: Database, control_pool: ControlPool, queries: Queries
 ) -> None:
-    """What was planned by facts read at the start is not read again; of the others all that have changed, at once."""
+    """Plans made of facts read at the start are not read again; of the others all that have changed, at once."""
     ahead = CataloguePrefetch(control_pool, "replica", _names)
     await ahead.take(*_NAMES[-1])
     tables = TablePlans(control_pool, ahead, "replica", {})

@@ -1,10 +1,11 @@
-"""What others see of a migration: of this one alone, and that it stands still is said once and ends nothing."""
+"""Notes of a migration for other sessions: only of this migration; a standstill is noted once and ends nothing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from parapply.config import load_config
+from parapply.login import Login
 from parapply.migrate.noting import Noter
 from parapply.migrate.show import Screen
 from parapply.target.session import settings
@@ -35,7 +36,7 @@ async def test_notes_are_of_this_migration_and_their_failure_ends_no_step(
     rehearsal, own = [
         migrations.Migration(schema="parapply", slot_name="s", system_identifier=one) for one in ("9", "1")
     ]
-    conn = await settings.connect_control(target_db.dsn, role="replica", application_name="test")
+    conn = await settings.connect_control(Login(target_db.dsn), role="replica", application_name="test")
     async with conn, Noter(config, own, Screen(as_json=False)) as noter:
         noter.begin(MigrationStep.CHECK)
         assert b'step="check",state="running"} 1' in noter._answer("/metrics")[2]

@@ -62,7 +62,7 @@ async def test_a_large_statement_leaves_the_event_loop_alone(
         outcomes = await pipeline.run([small, large, large, small])
         assert [outcome.rows for outcome in outcomes] == [3, 7, 7, 3]
         assert not flushed
-        # What the server says while bytes come is not lost.
+        # A message of the server that comes while bytes are sent is not lost.
         assert await pipeline.fetch(Statement(_LENGTH, [b"x" * (FLIGHT_BYTES + 1)])) == [(b"%d" % (FLIGHT_BYTES + 1),)]
 
 
@@ -88,7 +88,7 @@ async def test_the_server_says_when_it_begins_with_the_last_statement(target_db:
 
 
 async def test_a_connection_that_broke_still_tells_where_its_server_is(target_db: Database) -> None:
-    """What the apply log asks of a worker's connection is no error when the server has just ended it."""
+    """A question of the apply log to a worker's connection is no error when the server has just ended it."""
     async with _pipeline(target_db.dsn) as pipeline:
         target_db.execute(f"SELECT pg_terminate_backend({pipeline.backend_pid})")
         await pipeline.lost

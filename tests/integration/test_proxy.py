@@ -301,7 +301,7 @@ def _first_value(connection: psycopg.Connection) -> bytes | None:
 
 
 def _insert_in_pipeline(connection: psycopg.Connection) -> None:
-    """Send a transaction whose first answers come long before that of its commit."""
+    """Send a transaction whose first answers come long before the answer to its commit."""
     with connection.pipeline():
         connection.execute("BEGIN")
         connection.execute("SELECT pg_sleep(0.1)")

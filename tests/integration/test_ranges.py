@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.errors import SourceLost
+from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
 from parapply.source import options, slot
 from parapply.source.catch_up import CatchUp, RangeLimits, range_options
@@ -38,7 +39,7 @@ def _start_lsn(database: Database, name: str) -> int:
 
 
 async def _look(database: Database, name: str) -> slot.SlotFacts | None:
-    async with await slot.connect(database.source_role_dsn, application_name="look") as connection:
+    async with await slot.connect(Login(database.source_role_dsn), application_name="look") as connection:
         return await slot.read_slot(connection, name)
 
 
@@ -47,7 +48,7 @@ async def _reading(
     database: Database, name: str, *, past_libpq: bool, limits: RangeLimits = _LIMITS, start_lsn: int | None = None
 ) -> AsyncIterator[CatchUpStream]:
     """Read a slot in ranges from its start, by the role that a daemon uses."""
-    connection = await slot.connect(database.source_role_dsn, application_name="test", is_replication=True)
+    connection = await slot.connect(Login(database.source_role_dsn), application_name="test", is_replication=True)
     version = connection.info.server_version
     reader = CatchUpStream(connection, lambda: _look(database, name), past_libpq=past_libpq)
     start_lsn = _start_lsn(database, name) if start_lsn is None else start_lsn
@@ -119,7 +120,7 @@ async def test_ranges_and_the_stream_after_them_give_the_frames_of_the_stream(
         reader.send_status(lsn, lsn, lsn)
         where = f"FROM pg_replication_slots WHERE slot_name = '{names[0]}'"
         source_db.wait_until(f"SELECT confirmed_flush_lsn >= '{format_lsn(lsn)}' {where}")
-    connection = await slot.connect(source_db.dsn, application_name="test", is_replication=True)
+    connection = await slot.connect(Login(source_db.dsn), application_name="test", is_replication=True)
     stream = ReplicationStream(connection, past_libpq=past_libpq)
     try:
         await stream.start(_command(connection.info.server_version, names[1], 0))
@@ -138,7 +139,7 @@ async def _handed_over(reader: CatchUpStream) -> None:
 
 @BOTH
 async def test_nothing_is_read_beyond_what_is_held(source_db: Database, *, past_libpq: bool) -> None:
-    """Back-pressure: with nobody taking, the publisher is left alone after the bytes allowed, within a range, too."""
+    """Back-pressure: without a reader the publisher is left alone after the bytes allowed, also within a range."""
     name = f"{source_db.dbname}_a"
     _prepare(source_db, name)
     _fill(source_db, 0, 60)
@@ -163,7 +164,7 @@ async def test_the_end_of_the_copys_backend_is_a_lost_publisher(source_db: Datab
     ((before,),) = source_db.rows(f"SELECT confirmed_flush_lsn {where}")
     _fill(source_db, 0, 60)
     limits = RangeLimits(range_bytes=1 << 24, enter_bytes=0, leave_bytes=0, buffer_bytes=1)
-    connection = await slot.connect(source_db.source_role_dsn, application_name="test", is_replication=True)
+    connection = await slot.connect(Login(source_db.source_role_dsn), application_name="test", is_replication=True)
     reader = CatchUpStream(connection, lambda: _look(source_db, name), past_libpq=past_libpq)
     try:
         plan = CatchUp(
@@ -189,7 +190,7 @@ async def test_a_closed_reader_is_paused_and_resumed_without_harm(source_db: Dat
     """Intake ends after the publisher's connection is closed, and has more to end than its reading."""
     name = f"{source_db.dbname}_a"
     _prepare(source_db, name)
-    connection = await slot.connect(source_db.source_role_dsn, application_name="test", is_replication=True)
+    connection = await slot.connect(Login(source_db.source_role_dsn), application_name="test", is_replication=True)
     version = connection.info.server_version
     reader = CatchUpStream(connection, lambda: _look(source_db, name))
     if in_ranges:
@@ -211,8 +212,8 @@ async def test_a_closed_reader_is_paused_and_resumed_without_harm(source_db: Dat
 
 @BOTH
 async def test_a_row_larger_than_a_read_counts_whole(source_db: Database, *, past_libpq: bool) -> None:
-    """What is held is bounded by bytes, so every byte counts, whichever read it came with."""
-    connection = await slot.connect(source_db.source_role_dsn, application_name="test", is_replication=True)
+    """The bytes held have a limit, so every byte counts, whichever read it came with."""
+    connection = await slot.connect(Login(source_db.source_role_dsn), application_name="test", is_replication=True)
     transport = transport_of(connection, past_libpq=past_libpq)
     counted = 0
 
@@ -241,14 +242,14 @@ async def test_a_refused_query_ends_the_connection(source_db: Database, *, past_
     _prepare(source_db, name)
     _fill(source_db, 0, 20)
     limits = RangeLimits(range_bytes=1 << 14, enter_bytes=0, leave_bytes=0, buffer_bytes=1 << 26)
-    connection = await slot.connect(source_db.source_role_dsn, application_name="test", is_replication=True)
+    connection = await slot.connect(Login(source_db.source_role_dsn), application_name="test", is_replication=True)
     version = connection.info.server_version
     plan = CatchUp(
         slot=name, start_lsn=_start_lsn(source_db, name), options=range_options(version, ["p"], "any"), limits=limits
     )
     reader = CatchUpStream(connection, lambda: _look(source_db, name), past_libpq=past_libpq)
     stream = ReplicationStream(
-        await slot.connect(source_db.source_role_dsn, application_name="other", is_replication=True)
+        await slot.connect(Login(source_db.source_role_dsn), application_name="other", is_replication=True)
     )
     try:
         assert not await reader.catch_up(plan, lambda _: "", 0)
@@ -266,7 +267,7 @@ async def test_a_refused_query_ends_the_connection(source_db: Database, *, past_
 
 
 async def test_the_copy_begins_at_the_watermark(source_db: Database) -> None:
-    """What is on the target already is not sent again, however far back the slot is."""
+    """Changes that the target already has are not sent again, however far back the slot is."""
     name = f"{source_db.dbname}_a"
     _prepare(source_db, name)
     _fill(source_db, 0, 20)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import secrets
-import signal
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -15,8 +13,10 @@ import pytest
 from parapply.config import Config, load_config
 from parapply.init import init
 from parapply.model import Until
-from parapply.runtime.daemon import Leader
+from parapply.runtime.daemon import Host, Leader
+from parapply.runtime.observe.systemd import Notifier
 from parapply.runtime.reload import Reloader
+from parapply.runtime.signals import Signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LOSSES = 5
 _WORKERS = 3
 _OF_AN_EPOCH = {"Epoch": 1, "WorkerPool": 1, "Intake": 1, "ReplicationStream": 1, "WorkerSession": _WORKERS}
-#: Ends the sender of the stream and tells which it was, once another than the last one reads the slot.
+#: Ends the sender of the stream and returns its process, once another than the last one reads the slot.
 _END_SENDER = (
     "SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{slot}' AND active_pid <> {last}"
     " AND pg_terminate_backend(active_pid)"
@@ -64,7 +64,8 @@ async def test_nothing_of_an_ended_epoch_stays_in_memory(
     slot_name = config.source.slot
     # Parts that other tests of this process have left to the collector; held, so that no new part takes their place.
     others = {id(one): one for one in gc.get_objects() if type(one).__name__ in _OF_AN_EPOCH}
-    running = asyncio.create_task(Leader(Reloader(config, lambda: config), Until(), takeover=False).run())
+    host = Host(Signals(), Notifier())
+    running = asyncio.create_task(Leader(Reloader(config, lambda: config), Until(), host, takeover=False).run())
     last = 0
     for _ in range(_LOSSES):
         source_db.execute("INSERT INTO t SELECT coalesce(max(i), 0) + 1 FROM t")
@@ -73,6 +74,6 @@ async def test_nothing_of_an_ended_epoch_stays_in_memory(
     source_db.execute("INSERT INTO t VALUES (0)")
     await asyncio.to_thread(target_db.wait_until, "SELECT EXISTS (SELECT FROM t WHERE i = 0)")
     counts = Counter(type(one).__name__ for one in gc.get_objects() if id(one) not in others)
-    os.kill(os.getpid(), signal.SIGTERM)
+    host.signals.stop()
     assert await running == 0
     assert {name: counts[name] for name in _OF_AN_EPOCH} == _OF_AN_EPOCH

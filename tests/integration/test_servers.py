@@ -60,7 +60,7 @@ def test_session_servers_have_the_version_and_replicate(
 @every_major
 @pytest.mark.crash
 def test_committed_rows_survive_crash_and_kill(own_servers: OwnServers) -> None:
-    """What was committed is there after an immediate stop and after SIGKILL, on the same port; the rest is not."""
+    """Committed rows are present after an immediate stop and after SIGKILL, on the same port; others are not."""
     server = own_servers()
     port = server.port
     server.execute("CREATE TABLE t (i int)")

@@ -1,4 +1,4 @@
-"""Opening both ends at the same time: which error is told, and that nothing stays open. On real servers."""
+"""Opening both ends at the same time: which error is reported, and that nothing stays open. On real servers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from parapply.config_values import Secret
 from parapply.driver import Session
 from parapply.errors import ParapplyError, SlotBusy, SourceLost, SourceRefused, TargetLost, TargetRefused
 from parapply.init import init
+from parapply.login import Login
 from parapply.model import Column, Relation
 from parapply.runtime import sessions as ends_module
 from parapply.runtime.sessions import Connector
+from parapply.runtime.shares import share_of
 from parapply.runtime.tables import control_pool as control_pool_module
 from parapply.runtime.tables import prefetch as ahead_module
 from parapply.runtime.tables.control_pool import ControlPool
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
     from tests.fixtures.databases import Database
 
-#: Nobody listens on port 1.
+#: No process listens on port 1.
 NOWHERE = "host=127.0.0.1 port=1 dbname=x"
 OURS = (
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND (application_name LIKE 'parapply %'"
@@ -76,7 +78,7 @@ async def test_a_control_session_that_stands_still_keeps_no_row_locked(
             with settings.target_errors("showing"):
                 await conn.execute("SELECT 1")
 
-    async with ControlPool(target_db.dsn, "origin", "paused") as pool:
+    async with ControlPool(Login(target_db.dsn), "origin", "paused") as pool:
         with pytest.raises(TargetLost):
             await stand_still(pool)
 
@@ -98,7 +100,7 @@ async def config(source_db: Database, target_db: Database) -> Config:
 
 
 def elsewhere(config: Config, *ends: str) -> Config:
-    """Return the configuration with ends at which nobody listens."""
+    """Return the configuration with ends that have no listener."""
     for end in ends:
         config = replace(config, **{end: replace(getattr(config, end), dsn=Secret(NOWHERE))})
     return config
@@ -109,7 +111,7 @@ async def refused(config: Config) -> ParapplyError:
     before = asyncio.all_tasks()
     with pytest.raises(ParapplyError) as caught:
         async with AsyncExitStack() as stack:
-            await Connector(config, takeover=False).open(stack)
+            await Connector(config, share_of(config.apply), takeover=False).open(stack)
     await _settled(before)
     return caught.value
 
@@ -129,11 +131,11 @@ def check_nothing_is_open(source_db: Database, target_db: Database) -> None:
 async def test_a_server_of_a_newer_version_is_taken_and_said_to_be_untested(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A version that no test has run with serves like the newest known one, and each end is told of once."""
+    """A version that no test has run with serves like the newest known one, and is reported once for each end."""
     monkeypatch.setattr(ends_module, "NEWEST_MAJOR", 1)
     stream = io.BytesIO()
     logs.configure("warning", "json", stream)
-    opener = Connector(config, takeover=False)
+    opener = Connector(config, share_of(config.apply), takeover=False)
     for _ in range(2):
         async with AsyncExitStack() as stack:
             await opener.open(stack)
@@ -144,10 +146,10 @@ async def test_a_server_of_a_newer_version_is_taken_and_said_to_be_untested(
 
 
 async def test_everything_opened_is_closed(config: Config, source_db: Database, target_db: Database) -> None:
-    """Workers, control pool, the lease's session, the look and the stream are there, and gone with the epoch."""
+    """Workers, control pool, the lease's session, the look and the stream are open, and gone with the epoch."""
     before = asyncio.all_tasks()
     async with AsyncExitStack() as stack:
-        ends = await Connector(config, takeover=False).open(stack)
+        ends = await Connector(config, share_of(config.apply), takeover=False).open(stack)
         assert len(ends.sessions) == config.apply.first_workers
         await ends.ahead.take("public", "nothing")
         names = {
@@ -173,7 +175,7 @@ async def test_everything_opened_is_closed(config: Config, source_db: Database, 
 async def test_an_end_that_is_away_is_told_and_the_other_closed(
     config: Config, source_db: Database, target_db: Database
 ) -> None:
-    """One end fails while the other connects; of two that fail it is always the target that is told."""
+    """One end fails while the other connects; if both fail it is always the target that is reported."""
     for away, error in ((("target",), TargetLost), (("source",), SourceLost), (("source", "target"), TargetLost)):
         assert type(await refused(elsewhere(config, *away))) is error, away
         check_nothing_is_open(source_db, target_db)
@@ -194,7 +196,7 @@ async def test_a_slot_that_was_lost_is_told_before_anything_else(
 async def test_a_missing_publication_is_told_and_the_slot_stays_free(
     config: Config, source_db: Database, target_db: Database
 ) -> None:
-    """The stream's connection is there by then, but it must not have started."""
+    """The stream's connection is open by then, but it must not have started."""
     source_db.execute("DROP PUBLICATION p")
     error = await refused(config)
     assert isinstance(error, SourceRefused)
@@ -205,7 +207,7 @@ async def test_a_missing_publication_is_told_and_the_slot_stays_free(
 async def test_a_slot_in_use_is_busy_and_all_is_closed(
     config: Config, source_db: Database, target_db: Database
 ) -> None:
-    """Another reader holds the slot: workers that connected meanwhile are closed."""
+    """Another reader holds the slot: workers that connected in the meantime are closed."""
     command = f"START_REPLICATION SLOT {config.source.slot} LOGICAL 0/0 (proto_version '1', publication_names 'p')"
     reader = psycopg.connect(source_db.dsn, replication="database", autocommit=True)
     try:
@@ -219,7 +221,7 @@ async def test_a_slot_in_use_is_busy_and_all_is_closed(
 async def test_a_state_that_goes_while_the_lease_is_taken_is_not_used(
     config: Config, source_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`drop` was faster: the lease is that of a slot which no longer is, so the epoch begins anew."""
+    """`drop` was faster: the lease belongs to a slot that no longer exists, so the epoch begins again."""
     fence = lease.fence
 
     async def fence_then_drop(
@@ -272,7 +274,7 @@ async def _give_up_in(config: Config, where: Any, name: str, patch: pytest.Monke
 
     async def opened() -> None:
         async with AsyncExitStack() as stack:
-            await Connector(config, takeover=False).open(stack)
+            await Connector(config, share_of(config.apply), takeover=False).open(stack)
             await asyncio.Event().wait()
 
     opening = asyncio.create_task(opened(), name="opening")
@@ -293,7 +295,7 @@ def relation(name: str, *columns: str) -> Relation:
 @pytest.fixture
 async def control_pool(target_db: Database) -> AsyncIterator[ControlPool]:
     """Sessions for questions."""
-    async with ControlPool(target_db.dsn, "replica", "parapply control pool test") as opened:
+    async with ControlPool(Login(target_db.dsn), "replica", "parapply control pool test") as opened:
         yield opened
 
 
@@ -347,7 +349,7 @@ async def test_facts_read_long_ago_are_given_if_they_still_hold(
 
 
 async def test_reading_ahead_never_fails(target_db: Database, control_pool: ControlPool) -> None:
-    """What cannot be read is left to whoever needs it, who can say what for."""
+    """A table that cannot be read is left to the code that needs it, which can say what for."""
     target_db.execute("CREATE VIEW t AS SELECT 1 AS i")
     ahead = CataloguePrefetch(control_pool, "replica", _names)
     assert await ahead.take("public", "t") is None
@@ -372,7 +374,7 @@ async def test_a_table_made_to_fit_after_it_was_read_ahead_is_read_again(
 async def test_a_refused_table_stays_so_while_it_is_looked_up_again(
     target_db: Database, control_pool: ControlPool
 ) -> None:
-    """A worker that follows a transaction in progress may need to know meanwhile."""
+    """A worker that follows a transaction in progress may need to know at that time."""
     target_db.execute("CREATE TABLE t (i int PRIMARY KEY)")
     ahead = CataloguePrefetch(control_pool, "replica", _names)
     tables = TablePlans(control_pool, ahead, "replica", {})
@@ -400,7 +402,7 @@ async def test_tables_to_expect_are_named_without_a_lock(source_db: Database) ->
         "CREATE PUBLICATION q FOR TABLES IN SCHEMA s; CREATE PUBLICATION r FOR ALL TABLES"
     )
     a, b, c, d = ("public", "a"), ("public", "b"), ("public", "c"), ("s", "d")
-    async with await slot.connect(source_db.dsn, application_name="parapply test") as conn:
+    async with await slot.connect(Login(source_db.dsn), application_name="parapply test") as conn:
         with psycopg.connect(source_db.dsn) as other:
             other.execute("LOCK TABLE a, c")
             for names, expected in ((["p"], [a, b]), (["p", "q"], [a, b, d]), (["r"], [a, b, c, d]), (["none"], [])):

@@ -17,6 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from parapply.errors import TargetLost, TargetRefused
+from parapply.login import Login
 from parapply.target.session import settings
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
 
-#: What an administrator may have set for the role; each one breaks an applier that does not pin it (F26).
+#: Settings that an administrator may have made for the role; each breaks an applier that does not pin it (F26).
 HOSTILE = {
     "default_transaction_isolation": "serializable",
     "default_transaction_read_only": "on",
@@ -95,11 +96,11 @@ def test_every_setting_is_pinned(hostile_db: Database, kind: settings.Kind) -> N
 
 @pytest.mark.pg_majors(15, 18)
 def test_missing_privilege_for_the_role_names_the_grant(target_db: Database, plain_role: str) -> None:
-    """A role that may not set session_replication_role is told the GRANT that helps, and it does help (T-62)."""
+    """A role that may not set session_replication_role sees the GRANT that helps, and it does help (T-62)."""
     dsn = target_db.dsn_with(user=plain_role)
 
     async def connect() -> None:
-        conn = await settings.connect_control(dsn, role="replica", application_name="test")
+        conn = await settings.connect_control(Login(dsn), role="replica", application_name="test")
         await conn.close()
 
     with pytest.raises(TargetRefused) as caught:
@@ -142,13 +143,13 @@ class LyingRelay(threading.Thread):
 
 
 def test_pooler_is_refused(target_db: Database) -> None:
-    """A session whose process is not the one announced belongs to a pooler: its locks would be nobody's (F37)."""
+    """A session whose process is not the announced one belongs to a pooler: its locks would belong to none (F37)."""
     parameters = conninfo_to_dict(target_db.dsn)
     relay = LyingRelay(str(parameters["host"]), int(str(parameters["port"])))
     relay.start()
     dsn = make_conninfo(target_db.dsn, host="127.0.0.1", port=relay.port, sslmode="disable", gssencmode="disable")
     with pytest.raises(TargetRefused, match="pooler"):
-        asyncio.run(settings.connect_control(dsn, role="replica", application_name="test"))
+        asyncio.run(settings.connect_control(Login(dsn), role="replica", application_name="test"))
     relay.join()
 
 
@@ -159,7 +160,7 @@ def test_standby_and_dead_server(own_servers: OwnServers) -> None:
     dsn = server.dsn()
 
     async def connect() -> None:
-        conn = await settings.connect_control(dsn, role="replica", application_name="test")
+        conn = await settings.connect_control(Login(dsn), role="replica", application_name="test")
         await conn.close()
 
     server.stop()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from parapply.login import Login
 from parapply.plan.table import TableFacts
 from parapply.runtime.tables.control_pool import ControlPool
 from parapply.runtime.tables.prefetch import CataloguePrefetch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
     from tests.fixtures.databases import Database
 
-#: What the table of another tenant has more than the first one's, or has otherwise. `{t}` is its name.
+#: Differences between the tables of two tenants. `{t}` is the name of the second.
 DIFFERENCES = (
     "ALTER TABLE {t} ADD COLUMN more int",
     "ALTER TABLE {t} DROP COLUMN note; ALTER TABLE {t} ADD COLUMN note text",
@@ -214,7 +215,7 @@ async def test_a_change_of_one_table_is_seen_whatever_others_have_its_shape(
     async def every() -> list[tuple[str, str]]:
         return names
 
-    async with ControlPool(target_db.dsn, "replica", "parapply shapes test") as control_pool:
+    async with ControlPool(Login(target_db.dsn), "replica", "parapply shapes test") as control_pool:
         ahead = CataloguePrefetch(control_pool, "replica", every)
         await ahead.make_ready(*names[-1])
         await ahead.close()

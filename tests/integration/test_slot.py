@@ -11,6 +11,7 @@ import pytest
 from psycopg import sql
 
 from parapply.errors import SlotBusy, SourceLost, SourceRefused
+from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
 from parapply.source import options, refusals, slot
 
@@ -27,7 +28,7 @@ def on_source(dsn: str, work: Callable[[slot.Connection], Awaitable[T]]) -> T:
     """Run something on a plain session."""
 
     async def run() -> T:
-        async with await slot.connect(dsn, application_name="test") as conn:
+        async with await slot.connect(Login(dsn), application_name="test") as conn:
             return await work(conn)
 
     return asyncio.run(run())
@@ -62,10 +63,10 @@ def test_facts_and_life_of_a_slot(source_db: Database) -> None:
         with pytest.raises(SourceRefused, match="already exists"):
             await slot.create_slot(conn, name)
         known = known_at(facts, start_lsn)
-        await refusals.verify(conn, source_db.dsn, name, known)
+        await refusals.verify(conn, Login(source_db.dsn), name, known)
         await slot.drop_slot(conn, name)
         with pytest.raises(SourceRefused, match="no longer"):
-            await refusals.verify(conn, source_db.dsn, name, known)
+            await refusals.verify(conn, Login(source_db.dsn), name, known)
 
     on_source(source_db.dsn, work)
     (identifier,) = source_db.rows("SELECT system_identifier::text FROM pg_control_system()")[0]
@@ -75,7 +76,7 @@ def test_facts_and_life_of_a_slot(source_db: Database) -> None:
 
 @pytest.mark.pg_majors(15, 18)
 def test_slots_of_other_kinds_are_refused(source_db: Database) -> None:
-    """What the catalogue says of a slot that is not for us is understood on every version."""
+    """The catalogue's row of a slot that is not for us is understood on every version."""
     two_phase = "SELECT pg_create_logical_replication_slot('{}', 'pgoutput', false, true)"
     makers = {
         "physical": "SELECT pg_create_physical_replication_slot('{}')",
@@ -85,12 +86,12 @@ def test_slots_of_other_kinds_are_refused(source_db: Database) -> None:
         name = new_name()
         source_db.execute(maker.format(name))
         with pytest.raises(SourceRefused, match=reason):
-            on_source(source_db.dsn, lambda conn, name=name: refusals.verify(conn, source_db.dsn, name, None))  # type: ignore[misc]
+            on_source(source_db.dsn, lambda conn, name=name: refusals.verify(conn, Login(source_db.dsn), name, None))  # type: ignore[misc]
         source_db.execute(sql.SQL("SELECT pg_drop_replication_slot({})").format(sql.Literal(name)))
 
 
 def test_missing_publications_are_listed(source_db: Database) -> None:
-    """Newer servers only warn of a missing publication: the error says which are missing and which are there."""
+    """Newer servers only warn of a missing publication: the error says which are missing and which exist."""
     source_db.execute('CREATE PUBLICATION "P q"; CREATE TABLE t (i int); ALTER PUBLICATION "P q" ADD TABLE t')
     on_source(source_db.dsn, lambda conn: slot.check_publications(conn, ["P q"]))
     assert on_source(source_db.dsn, lambda conn: slot.published_tables(conn, ["P q"])) == (("public", "t"),)
@@ -110,7 +111,7 @@ def test_stream_starts_with_the_command(source_db: Database) -> None:
         start_lsn = await slot.create_slot(conn, name)
         chosen = options.start_options(conn.info.server_version, publications, "any")
         command = options.start_replication_sql(name, start_lsn, chosen)
-        stream = await slot.connect(source_db.dsn, application_name="test", is_replication=True)
+        stream = await slot.connect(Login(source_db.dsn), application_name="test", is_replication=True)
         async with stream:
             (style,) = (await (await stream.execute("SHOW DateStyle")).fetchall())[0]
             assert style == "ISO, YMD"
@@ -157,7 +158,7 @@ def test_unreachable_publisher_is_lost(source_db: Database) -> None:
 @pytest.mark.crash
 @pytest.mark.pg_majors(15, 18)
 def test_invalidated_slot_is_refused(own_servers: OwnServers) -> None:
-    """A slot that lost its WAL is refused for good, with the server's reason where it tells one (F11)."""
+    """A slot that lost its WAL is refused for good, with the server's reason where it gives one (F11)."""
     server = own_servers(settings={"max_slot_wal_keep_size": "1MB"})
     server.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
     kept = on_source(server.dsn(), lambda conn: slot.read_slot(conn, "s"))
@@ -169,7 +170,7 @@ def test_invalidated_slot_is_refused(own_servers: OwnServers) -> None:
         server.execute("SELECT pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()")
         server.execute("CHECKPOINT")
     with pytest.raises(SourceRefused, match=r"invalidated by the publisher \(wal_removed\)"):
-        on_source(server.dsn(), lambda conn: refusals.verify(conn, server.dsn(), "s", None))
+        on_source(server.dsn(), lambda conn: refusals.verify(conn, Login(server.dsn()), "s", None))
     lost = on_source(server.dsn(), lambda conn: slot.read_slot(conn, "s"))
     assert lost is not None
     assert (lost.wal_status, lost.retained_bytes(kept.confirmed_flush_lsn or 0)) == ("lost", None)
@@ -188,16 +189,16 @@ def test_promotion_is_judged_by_its_switch_point(own_servers: OwnServers, pg_maj
     server.start()
     # From version 16 on a standby decodes, and the slot is looked for.
     with pytest.raises(SourceRefused, match="standby" if pg_major < 16 else "'s' does not exist"):
-        on_source(dsn, lambda conn: refusals.verify(conn, dsn, "s", None))
+        on_source(dsn, lambda conn: refusals.verify(conn, Login(dsn), "s", None))
     server.execute("SELECT pg_promote()")
     server.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
     after = on_source(dsn, lambda conn: slot.inspect(conn, "s"))
     assert (before.timeline, after.timeline) == (1, 2)
-    history = asyncio.run(refusals.timeline_history(dsn, 2))
+    history = asyncio.run(refusals.timeline_history(Login(dsn), 2))
     assert before.flush_lsn <= history[1] <= after.flush_lsn
 
     def verify(low_lsn: int) -> None:
-        on_source(dsn, lambda conn: refusals.verify(conn, dsn, "s", known_at(before, low_lsn)))
+        on_source(dsn, lambda conn: refusals.verify(conn, Login(dsn), "s", known_at(before, low_lsn)))
 
     with pytest.raises(SourceRefused, match=f"left it at {format_lsn(history[1])}"):
         verify(history[1] + 1)
@@ -223,4 +224,4 @@ def test_a_recreated_slot_is_a_gap(source_db: Database) -> None:
     facts = on_source(source_db.dsn, lambda conn: slot.inspect(conn, name))
     known = known_at(facts, start_lsn)
     with pytest.raises(SourceRefused, match="made again"):
-        on_source(source_db.dsn, lambda conn: refusals.verify(conn, source_db.dsn, name, known))
+        on_source(source_db.dsn, lambda conn: refusals.verify(conn, Login(source_db.dsn), name, known))

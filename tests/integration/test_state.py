@@ -12,6 +12,7 @@ from psycopg import pq, sql
 from psycopg.conninfo import make_conninfo
 
 from parapply.errors import SourceRefused, TargetRefused
+from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
 from parapply.source.slot import state_schemas
 from parapply.target.session import settings
@@ -41,7 +42,7 @@ NEW = state.NewSlot(
 @asynccontextmanager
 async def control(dsn: str) -> AsyncIterator[settings.Connection]:
     """Open a control session."""
-    conn = await settings.connect_control(dsn, role="replica", application_name="test control")
+    conn = await settings.connect_control(Login(dsn), role="replica", application_name="test control")
     async with conn:
         yield conn
 
@@ -244,7 +245,7 @@ def test_what_was_advanced_survives_a_crash(own_servers: OwnServers) -> None:
 
 
 def test_display_rows_and_drop(target_db: Database) -> None:
-    """What is shown is replaced row by row, a new daemon starts with an empty screen, and drop leaves nothing."""
+    """Displayed rows are replaced one by one, a new daemon starts with an empty screen, and drop leaves nothing."""
     worker = state.WorkerRow(worker=0, pid=1, state="idle")
     table = state.TableRow(
         schema_name="a b",
@@ -340,7 +341,7 @@ async def test_a_monitoring_role_may_read_everything_and_write_nothing(target_db
 
 
 async def test_a_table_named_like_ours_makes_no_state_schema(target_db: Database) -> None:
-    """Who may only create tables in a schema cannot have the others in it left out; a state schema is still known."""
+    """A role that may only create tables in a schema cannot have its others left out; a state schema is still known."""
     role = f"mallory_{target_db.dbname}"
     target_db.execute(f"CREATE ROLE {role}; CREATE SCHEMA shop; CREATE TABLE shop.t (id int)")
     try:
@@ -360,7 +361,7 @@ async def test_a_table_named_like_ours_makes_no_state_schema(target_db: Database
 
 
 def test_a_schema_with_tables_of_others_is_refused(target_db: Database) -> None:
-    """All of a state schema counts as parapply's own once its server is a publisher; another's table of a name, too."""
+    """All of a state schema counts as parapply's own once its server is a publisher, also another's table of a name."""
     target_db.execute("CREATE SCHEMA shop; CREATE TABLE shop.schema_version (version text)")
 
     async def run() -> None:

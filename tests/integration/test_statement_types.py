@@ -196,7 +196,7 @@ def test_a_value_of_the_old_type_is_not_assigned_to_the_new_one(worker: Worker) 
         there = LocalRow(table=f"public.{table}", ctid="(0,1)", values={}, commit_time_us=None, origin=None)
         (by_policy,) = remote_wins(ConflictType.INSERT_EXISTS, change, [there], first_by_key=True, own=[])
         forms = [
-            (by_policy.prepared, [there.ctid, "1", sent]),  # first, while the row is there
+            (by_policy.prepared, [there.ctid, "1", sent]),  # first, while the row exists
             (made.set_insert(both), ["2", sent]),
             (made.set_update(both), ["1", sent]),
             (made.row_insert(both), ["3", sent]),
@@ -218,7 +218,7 @@ def test_a_value_of_the_old_type_is_not_assigned_to_the_new_one(worker: Worker) 
 def test_a_row_is_found_by_a_value_that_its_column_has_rounded(worker: Worker, identity: str) -> None:
     """Lengths, scales and precisions of the target hold for the row that is looked for, as they did for the stored one.
 
-    What the column would have refused is no row's value: nothing is found, and nothing is cut.
+    A value that the column would have refused is no row's value: nothing is found, and nothing is cut.
     """
     key = "PRIMARY KEY" if identity == "d" else ""
     cases = [
@@ -280,7 +280,7 @@ def test_of_equal_rows_the_one_that_looks_the_same_is_taken(worker: Worker, *, i
             worker.run(made.row_insert((0, 1)), ["1", text])
         for number, text in reversed(list(enumerate(texts))):
             assert worker.run(made.row_update((0, 1)), ["2", text, "1", text]) == 1, type_
-            # The change wrote all columns, so what is left tells which row it took.
+            # The change wrote all columns, so the remaining rows show which row it took.
             left = worker.rows(f"SELECT v FROM {table} WHERE k = 1")
             assert sorted(left) == sorted((other,) for other in texts[:number])
             assert worker.run(made.row_delete(), ["2", text]) == 1, type_
@@ -305,7 +305,7 @@ def test_xml(worker: Worker) -> None:
 
 
 def test_cast_from_text_is_not_input(worker: Worker) -> None:
-    """A cast from text that somebody made would change values in a set: such tables go row by row."""
+    """A user's cast from text would change values in a set: such tables go row by row."""
     worker.run_text(CASELESS_TYPE)
     worker.run_text(
         "CREATE FUNCTION ext.upper_pair(text) RETURNS public.pair LANGUAGE sql IMMUTABLE"

@@ -151,7 +151,7 @@ def test_inheritance_children_are_left_alone(worker: Worker) -> None:
 
 
 def test_partitioned_table_is_written_as_a_whole(worker: Worker) -> None:
-    """Rows are found in every partition and move between them; twins in two files at one ctid are told apart."""
+    """Rows are found in every partition and move between them; twins in two files at one ctid are distinguished."""
     worker.run_text(
         "CREATE TABLE t(id int, v int, PRIMARY KEY (id)) PARTITION BY RANGE (id);"
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10);"
@@ -213,7 +213,7 @@ _WHOLE_ROWS = (
     ],
 )
 def test_sets_of_whole_rows_take_as_many_twins_as_are_meant(worker: Worker, kind: str, index: str) -> None:
-    """One statement changes many rows, of twins those of its range, and of equal ones that which looks the same (T-24).
+    """One statement changes many rows: of twins the ones of its range, of equal ones the one that looks alike (T-24).
 
     With an index it is used; without one the table is read once, and not once for each row.
     """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.errors import SlotBusy, SourceLost, SourceRefused
+from parapply.login import Login
 from parapply.model import format_lsn
 from parapply.source import options, slot
 from parapply.source.stream import ReplicationStream
@@ -26,7 +27,7 @@ BOTH = pytest.mark.parametrize("past_libpq", [True, False], ids=["plain", "libpq
 @asynccontextmanager
 async def streaming(database: Database, name: str, *, past_libpq: bool) -> AsyncIterator[ReplicationStream]:
     """Stream a slot from its start."""
-    connection = await slot.connect(database.dsn, application_name="test", is_replication=True)
+    connection = await slot.connect(Login(database.dsn), application_name="test", is_replication=True)
     stream = ReplicationStream(connection, past_libpq=past_libpq)
     try:
         version = connection.info.server_version
@@ -62,7 +63,7 @@ async def transactions(stream: ReplicationStream, count: int) -> list[Transactio
 
 @pytest.mark.pg_majors(15, 16, 18)
 async def test_both_transports_give_the_same_transactions(source_db: Database) -> None:
-    """What is read past libpq is what libpq gives, message by message; rows of all sizes."""
+    """Messages read past libpq equal libpq's, one by one; rows of all sizes."""
     slots = f"{source_db.dbname}_a", f"{source_db.dbname}_b"
     prepared(source_db, *slots)
     for number in range(50):

@@ -1,4 +1,4 @@
-"""Whether both sides hold the same, and every acknowledged transaction once: by queries of its own.
+"""Comparison of both sides: equal contents, and every acknowledged transaction once, by separate queries.
 
 In go two databases that nothing is written to; out come findings, none when all is well. It shares no code with
 `parapply verify`.
@@ -25,7 +25,7 @@ SELECT n.nspname, c.relname, array_agg(a.attname ORDER BY a.attname) FILTER (WHE
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
   LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
  WHERE c.relkind IN ('r', 'p') AND {_OWN} GROUP BY 1, 2 ORDER BY 1, 2"""
-#: What a table has besides rows. Names of NOT NULL are new in version 18.
+#: Objects of a table besides rows. Names of NOT NULL are new in version 18.
 _OBJECTS = {
     "columns": f"""SELECT n.nspname, c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
         a.attidentity, a.attgenerated, pg_get_expr(d.adbin, d.adrelid) FROM pg_attribute AS a

@@ -1,6 +1,6 @@
 """One migration from its first command to the way back and on: stages, kills, schema changes, checks after each stage.
 
-In go a source with tables, an empty target and a seed; out comes an `Account`. The order is that of how-to/cut-over.md:
+In go a source with tables, an empty target and a seed; out comes an `Account`. The order is how-to/cut-over.md's:
 `migrate`, killed and run again, while clients write and the schema changes; `cutover`, killed once and run again;
 clients write to the target; `cutover --back`, killed once and run again; clients write to the source.
 """
@@ -44,7 +44,7 @@ _GAP = re.compile(r"no client could write for ([\d.]+) s")
 
 
 class Stage(msgspec.Struct, kw_only=True):
-    """What came out of one stage: nothing is written while both sides are compared after it."""
+    """Result of one stage: nothing is written while both sides are compared after it."""
 
     name: str
     seconds: float
@@ -61,7 +61,7 @@ class Stage(msgspec.Struct, kw_only=True):
 
 
 class Account(msgspec.Struct, kw_only=True):
-    """What came out of all of it."""
+    """Result of all stages."""
 
     stages: list[Stage] = []
     changes: int = 0
@@ -69,7 +69,7 @@ class Account(msgspec.Struct, kw_only=True):
 
     @property
     def total(self) -> int:
-        """How many findings there are."""
+        """Number of findings."""
         return sum(one.lost + one.duplicated + one.torn + one.other for one in self.stages)
 
 

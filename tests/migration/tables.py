@@ -66,7 +66,7 @@ CREATE TABLE document (id bigserial PRIMARY KEY, body text, payload jsonb, seen 
   words tsvector GENERATED ALWAYS AS (to_tsvector('simple', left(body, 40))) STORED);
 ALTER TABLE document ALTER COLUMN body SET STORAGE EXTERNAL;
 CREATE UNLOGGED TABLE cache (k text PRIMARY KEY, v int);
--- Each transaction writes its number here first, where no key hides a row that is there twice, and at its end there.
+-- Each transaction writes its number here first, where no key hides a duplicated row, and at its end there.
 CREATE TABLE evt (n bigint NOT NULL, what text NOT NULL);
 ALTER TABLE evt REPLICA IDENTITY FULL;
 CREATE TABLE ended (n bigint PRIMARY KEY, number int NOT NULL UNIQUE DEFAULT nextval('alone'));

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Violation(AssertionError):
-    """What the product promises does not hold."""
+    """A promise of the product does not hold."""
 
 
 class Lab:
@@ -43,7 +43,7 @@ class Lab:
         self._pool = pool
         self._kept: dict[str, PgServer] = {}
         self.majors = tuple(majors)
-        #: What examples leave out: families of tables; `origin`, the policies of that; `twice`, a pause after a pause.
+        #: Things that examples leave out: families of tables; `origin`, its policies; `twice`, a pause after a pause.
         self.left_out: set[str] = set()
         self.counts: Counter[str] = Counter()
         self.deadline_s = float("inf")
@@ -51,7 +51,7 @@ class Lab:
 
     @property
     def is_over(self) -> bool:
-        """Whether no example should begin, nor go on."""
+        """Return whether no example should begin, nor go on."""
         return not self.has_found and time.monotonic() >= self.deadline_s
 
     def server(self, role: str, major: int) -> PgServer:

@@ -1,4 +1,4 @@
-"""What must be where: the rows that the publication publishes now, against those of the target.
+"""Rows that the target must have: the rows that the publication publishes now, against the target's rows.
 
 In go two databases and a publication; out come names of tables with what differs. Shares no code with the product.
 """
@@ -13,6 +13,8 @@ from psycopg import sql
 from parapply.demo.errors import DemoError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.fixtures.databases import Database
 
 _PUBLISHED = """
@@ -74,7 +76,7 @@ def _digests(database: Database, tables: list[Published], *, is_filtered: bool) 
 
 
 def differences(source: Database, target: Database, publication: str) -> dict[str, str]:
-    """Return the tables whose published rows are not those of the target, with the rows."""
+    """Return the tables whose published rows are not the target's, with the rows."""
     tables = published(source, publication)
     if not tables:
         return {}
@@ -117,12 +119,13 @@ def states(target: Database, slot: str) -> dict[str, str]:
 
 def below_roots(source: Database, publication: str) -> dict[str, str]:
     """Return the partitions of published roots, whose rows come under the root's name, with that."""
-    roots = [one.name for one in published(source, publication) if one.is_root]
-    below: dict[str, str] = {}
-    for name in roots:
-        query = sql.SQL("SELECT relid::regclass::text FROM pg_partition_tree({}::regclass) WHERE level > 0")
-        below |= {one: name for (one,) in source.rows(query.format(sql.Literal(name)))}
-    return below
+    return below(source, [one.name for one in published(source, publication) if one.is_root])
+
+
+def below(source: Database, roots: Iterable[str]) -> dict[str, str]:
+    """Return the partitions of those tables that are partitioned, with these."""
+    query = sql.SQL("SELECT relid::regclass::text FROM pg_partition_tree(to_regclass({})) WHERE level > 0")
+    return {leaf: root for root in roots for (leaf,) in source.rows(query.format(sql.Literal(root)))}
 
 
 def left_behind(source: Database, target: Database) -> list[str]:

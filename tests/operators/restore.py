@@ -177,9 +177,9 @@ class Takeover(Rows, Daemons):
         world.on_target(f"DROP SUBSCRIPTION {slot}")
         if lsn:
             world.on_source(f"SELECT pg_replication_slot_advance('{slot}', '{lsn}')")
-        # What is prepared is to be decided first, where the refusal says so.
+        # A prepared transaction is to be decided first, where the refusal says so.
         for is_first in (True, False):
-            # Not `World.command`, which ends what applications have in hand before a slot is made: this one is there.
+            # Not `World.command`, which ends applications' open work before a slot is made: this slot exists.
             done = world.command("init", is_quiet=False)
             if done.returncode == 0:
                 break
@@ -248,7 +248,7 @@ class Standby(OneStream):
             assert done.returncode == 0, done.stderr
 
     def _with_snapshots(self, world: World, *words: str) -> Any:  # noqa: ANN401
-        """Run a command that makes a slot on the standby: the primary logs its running transactions meanwhile."""
+        """Run a command that makes a slot on the standby, while the primary logs its running transactions."""
         ends = threading.Event()
 
         def log() -> None:
@@ -350,7 +350,7 @@ class Standby(OneStream):
         self.do("run until a time", action)
 
     def teardown(self) -> None:
-        """End: the daemon runs once more, and all is there."""
+        """End: the daemon runs once more, and every row is present."""
         world = self.world
         if world is None:
             return

@@ -1,4 +1,4 @@
-"""What all rules of one stream share: the example's world, its tables, and how a step ends."""
+"""Common parts of all rules of one stream: the example's world, its tables, and how a step ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.operators.world import World
 
-#: Picks one of what is there; small numbers come first when a failure is shrunk.
+#: Picks one of the existing objects; small numbers come first when a failure is shrunk.
 PICK = st.integers(0, 7)
 IDS = st.integers(1, 8)
 

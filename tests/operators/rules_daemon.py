@@ -1,4 +1,4 @@
-"""What operators do with the daemon and its tables: run, kill, run until, pause, resume, refresh, verify, drop."""
+"""Actions of operators on the daemon and its tables: run, kill, run until, pause, resume, refresh, verify, drop."""
 
 from __future__ import annotations
 

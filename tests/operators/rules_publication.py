@@ -1,4 +1,4 @@
-"""What becomes of a publication: tables leave and come back, filters, actions, made anew."""
+"""Changes of a publication: tables leave and come back, filters, actions, recreation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Publications(OneStream):
 
     @rule(actions=st.sampled_from(["insert", "insert, update", "insert, update, delete, truncate"]))
     def actions(self, actions: str) -> None:
-        """The published actions change."""
+        """Change the published actions."""
         if self.world is not None and "delete" not in actions:
             self.world.is_narrowed = True
         text = f"ALTER PUBLICATION pub SET (publish = '{actions}')"

@@ -1,4 +1,4 @@
-"""What applications do: rows, large, open and prepared transactions, savepoints; and local clients of the target."""
+"""Actions of applications: rows, large, open and prepared transactions, savepoints; and local clients of the target."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Rows(OneStream):
         def action(world: World) -> None:
             if world.on_source(text):
                 self.prepared.append(gid)
-                # Between a PREPARE and its outcome is a moment that somebody may want to go back to.
+                # Between a PREPARE and its outcome is a moment that an operator may want to go back to.
                 self.note(world)
 
         self.step("prepare", action)
@@ -118,7 +118,7 @@ class Rows(OneStream):
 class LocalRows(OneStream):
     """Rules about clients that write to the target."""
 
-    #: What the publisher does to a row that a client of the target has written, the last ones.
+    #: The publisher's last changes to a row that a client of the target has written.
     _touched: tuple[str, ...] = ()
 
     @rule(

@@ -165,7 +165,7 @@ class Schema(OneStream):
         self.step("DETACH", action)
 
     #: Names of partitions that were attached.
-    attached: list[str] = []  # noqa: RUF012  made anew for each example
+    attached: list[str] = []  # noqa: RUF012  made again for each example
 
     @rule(old=_LABELS, new=_LABELS)
     def rename_label(self, old: str, new: str) -> None:

@@ -1,4 +1,4 @@
-"""A cut-over there and back: killed, undone, with commands that do not belong to it, and tables that come meanwhile.
+"""A cut-over there and back: killed, undone, with commands that do not belong to it, and tables that are added.
 
 The model knows each row that was acknowledged by the side that clients write to. None of them ever goes, and the other
 side has them as soon as its daemon has come to the end.

@@ -16,13 +16,13 @@ from tests.operators.search import n_steps, search
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Seeds between those of two processes.
+#: Distance between the seeds of two processes.
 _SEEDS: Final = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is asked for, as `--help` says it."""
+    """Options, as `--help` describes them."""
 
     minutes: float
     most_steps: int
@@ -46,7 +46,7 @@ class Options:
 
 @dataclass
 class Done:
-    """What one process has done, or all of them.
+    """Work of one process, or of all of them.
 
     Attributes:
         majors: versions that were used.

@@ -1,6 +1,6 @@
 """Two nodes that replicate to each other (docs/CONFLICTS.md): each key is written on one of them, so nothing conflicts.
 
-The model knows every acknowledged row. A node's own rows are there at any moment; when both daemons have come to the
+The model knows every acknowledged row. A node has its own rows at any moment; when both daemons have come to the
 end, both nodes hold exactly the rows of the model.
 """
 
@@ -141,7 +141,7 @@ class TwoWay(OneStream):
     @precondition(lambda self: self.ways)
     @rule(node=_NODES, key=_KEYS, point=st.sampled_from(_POINTS), is_truncated=st.booleans())
     def refresh(self, node: int, key: int, point: str, is_truncated: bool) -> None:
-        """A node's table is copied again, while the other node's rows change; its own rows are there before."""
+        """A node's table is copied again, while the other node's rows change; its own rows exist before."""
 
         def action() -> None:
             for way in self.ways:

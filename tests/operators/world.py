@@ -41,17 +41,19 @@ _LOOK_S = 10.0
 _POLL_S = 0.02
 #: Hints that are followed before it counts that they lead nowhere.
 _MOST_HINTS = 6
+_ALTERED = re.compile(r"a publication was altered, and .* is missing: (.*?)\. Hint: ")
 _LSN = re.compile(r"parapply skip --lsn ([0-9A-F]+/[0-9A-F]+)|(?:LSN|lsn) ([0-9A-F]+/[0-9A-F]+)")
-#: Hints that end in a slot and a copy made anew.
-# The stream lies before the publication that is there now (15 to 17): nothing else helps.
+#: Hints that end in a new slot and another copy.
+#: The stream lies before the present publication (15 to 17): nothing else helps.
 _ANEW = re.compile(r"parapply drop.*(init|copy the tables again)|--copy --truncate|publication \S+ does not exist")
+_HEAL = "`parapply heal`"
 _FOREIGN_CODE = re.compile(r"target table (\S+) belongs to .*, and its code would run with the rights of")
 FAST: Mapping[str, str | float] = {
     "apply.advance_interval_s": 0.05, "apply.stall_check_s": 0.2, "apply.catalogue_check_s": 0.2,
     "source.reconnect_min_s": 0.05, "source.reconnect_max_s": 0.3, "target.lease_wait_s": 15, "apply.workers": 2,
 }  # fmt: skip
 #: Commands that make a slot.
-_COPIES = ("init", "refresh", "resume")
+_COPIES = ("init", "refresh", "resume", "heal")
 #: Exit codes by which a command refuses.
 REFUSED = (1, 2, 3, 4, 5)
 
@@ -85,7 +87,7 @@ class World:
         is_promised: nothing that happens here may end in a refusal.
         is_narrowed: the publication left out deletes for a time, so a key that was free again may still be taken here.
         is_altered: the publication was, so a table outside of it may refer to one in it, whose TRUNCATE then fails.
-        publication_sql: makes the publication anew where it is gone.
+        publication_sql: makes the publication again where it is gone.
     """
 
     lab: Lab
@@ -128,7 +130,7 @@ class World:
         self.script.append(f"{name}: {text}")
         session = self._sessions.get(name)
         if session is None or session.closed:
-            # What another open transaction holds is not waited for.
+            # A lock that another open transaction holds is not waited for.
             session = self._sessions[name] = database.connect(options=f"-c lock_timeout={_LOCK_MS}")
             session.prepare_threshold = None
         try:
@@ -187,7 +189,18 @@ class World:
         self.script[-1] += f"  -> {done.returncode}"
         self.lab.counts[f"parapply {name}"] += 1
         self._judge_words(name, done)
+        if found := _ALTERED.search(done.stdout):
+            self._was_altered(found[1])
         return done
+
+    def _was_altered(self, names: str) -> None:
+        """Take tables for unequal whose publication was altered and altered back, as the warning says."""
+        self.dirty.update([name.rpartition(".")[2] for name in names.split(", ")])
+
+    def _hear(self) -> None:
+        """Take note of what the daemon has warned of."""
+        for event in self.daemon.events_of("publication_altered") if self.daemon else ():
+            self._was_altered(str(event["relation"]))
 
     def _judge_words(self, name: str, done: subprocess.CompletedProcess[str]) -> None:
         said = done.stderr.strip()
@@ -274,10 +287,12 @@ class World:
         self.script.append("# SIGKILL")
         self.lab.counts["kills"] += 1
         self.daemon.end()
+        self._hear()
         self.daemon = None
 
     def ended(self) -> str:
         """Take note of a daemon that has ended, and do what its hint says; return the line that it ended with."""
+        self._hear()
         daemon, self.daemon = self.daemon, None
         assert daemon is not None
         code = daemon.exit_code()
@@ -302,6 +317,10 @@ class World:
             raise Violation(f"the daemon goes on here, as is promised, and was refused: {line}")
         if code == 5:
             self._pass_conflict(line)
+        elif _HEAL in line:
+            self.kill()
+            if self.command("heal").returncode:
+                self.again()
         elif _ANEW.search(line):
             self.again()
         elif self.trust(line):
@@ -341,7 +360,7 @@ class World:
             raise Violation(f"the transaction that is named cannot be skipped: {done.stderr}")
 
     def again(self) -> None:
-        """Drop the slot and its state, and begin anew with a copy."""
+        """Drop the slot and its state, and begin again with a copy."""
         self.kill()
         done = self.command("drop", "--yes")
         if done.returncode == 0:
@@ -352,7 +371,7 @@ class World:
         if done.returncode and self.trust(done.stderr):
             done = self.init("--truncate")
         if done.returncode and re.search("table_missing|columns_refused", done.stderr):
-            # What commands of the queue would have made.
+            # Objects that commands of the queue would have made.
             self.on_target("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
             program = self.source.server.program("pg_dump")  # type: ignore[union-attr]
             done = self.init("--schema", "--pg-dump", str(program))
@@ -368,7 +387,7 @@ class World:
             self.command("init", "--ddl" if self.ddl_way == "queue" else "--ddl=automatic")
         return done
 
-    # What must hold.
+    # Checks.
 
     def published(self) -> list[str]:
         """Return the names of the published tables."""
@@ -377,10 +396,12 @@ class World:
     def told(self) -> dict[str, str]:
         """Return tables that the product says are not applied, with the state.
 
-        A root that came back to the publication, or is published by its own name now, is named by its partitions.
+        A root that came back to the publication, or is published by its own name now, is named by its partitions; one
+        that waits, and is not published by its own name any more, stands for them.
         """
         states = oracle.states(self.target, self.route.slot)
         told = {name: state for name, state in states.items() if state != "copied"}
+        told = {leaf: told[root] for leaf, root in oracle.below(self.source, told).items()} | told
         below = oracle.below_roots(self.source, self.route.publication) if told else {}
         return told | {root: told[name] for name, root in below.items() if name in told and root not in states}
 
@@ -467,6 +488,7 @@ class World:
 
         One that was detached waits rightly; attached again, it waits with its root, until both are copied.
         """
+        self._hear()
         told = self.told()
         below = oracle.below_roots(self.source, self.route.publication) if told else {}
         needless = {name: f"waits, and {root} is applied" for name, root in below.items() if name in told}
@@ -498,7 +520,7 @@ class World:
                 done = self.command(*words)
             if done.returncode and "--truncate" in done.stderr:
                 done = self.command(*words, "--truncate")
-            if done.returncode and _ANEW.search(done.stderr):
+            if done.returncode and (_HEAL in done.stderr or _ANEW.search(done.stderr)):
                 self.again()
                 return
             if done.returncode == 0:

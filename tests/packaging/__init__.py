@@ -1,1 +1,1 @@
-"""What is given away: archives, packages, manifests."""
+"""Distribution: archives, packages, manifests."""

@@ -47,7 +47,7 @@ def _try(package: Path, root: Path) -> None:
         found = (
             str(one.relative_to(root)) for place in ("usr", "etc", "var/lib") for one in root.joinpath(place).rglob("*")
         )
-        # Caches of the linker and dpkg's own notes change, and are nobody's.
+        # Caches of the linker and dpkg's own notes change, and belong to no package.
         return {one for one in found if not one.startswith(("var/lib/dpkg", "etc/ld.so.cache"))}
 
     before = files()

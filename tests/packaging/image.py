@@ -20,7 +20,7 @@ from parapply import __version__
 from tests.packaging.debian import debootstrap, run
 
 _ROOT = Path(__file__).parents[2]
-#: Python of the base image: its venv has pip, and the headers are those of the official image.
+#: Python of the base image: its venv has pip, and the headers are the official image's.
 _PACKAGES = ("python3", "python3-venv", "python3-dev")
 _NOWHERE = "host=127.0.0.1 port=1 dbname=a"
 _RUN = ("run", "--source", _NOWHERE, "--target", _NOWHERE, "--slot", "app", "--publication", "app")

@@ -20,7 +20,7 @@ import pytest
 import parapply
 
 ROOT = Path(__file__).parents[2]
-# What an installation must not see: the checkout, and a choice of the twin made for the tests.
+# An installation must not see the checkout, nor a choice of the twin made for the tests.
 _ENVIRON = {
     name: value
     for name, value in os.environ.items()
@@ -68,7 +68,7 @@ def test_there_is_a_wheel_for_every_python_and_a_compiled_one_for_this(archives:
 
 
 def test_the_sdist_is_the_repository(archives: list[Path]) -> None:
-    """Whoever has the sdist can build, test and operate: every tracked file is in it, and nothing that was compiled."""
+    """A user of the sdist can build, test and operate: every tracked file is in it, and nothing that was compiled."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout: nothing says which files are tracked")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -93,7 +93,7 @@ def test_each_wheel_is_a_program_in_an_empty_environment(archives: list[Path], t
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=60)
         install = [sys.executable, "-m", "pip", "--python", str(home), "install", "--quiet", "--no-deps", "--no-index"]
         subprocess.run([*install, "--no-compile", str(wheel)], check=True, timeout=60, env=_ENVIRON)
-        # What it depends on is that of the tests; a .pth in there, which leads to the checkout, is not read this way.
+        # Its dependencies are the tests'; a .pth in there, which leads to the checkout, is not read this way.
         site = next(home.glob("lib/python*/site-packages"))
         (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
         done = subprocess.run(

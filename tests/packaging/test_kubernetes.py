@@ -108,7 +108,7 @@ def test_the_environment_is_configuration(resources: dict[tuple[str, str], dict[
 
 
 def test_it_runs_as_the_images_user_with_no_rights(resources: dict[tuple[str, str], dict[str, Any]]) -> None:
-    """No pod is root or can become it, none writes into its image, and the image is that of this version."""
+    """No pod is root or can become it, none writes into its image, and the image is this version's."""
     assert re.search(r"^USER nobody$", _DOCKERFILE, re.MULTILINE)
     for resource in (resources["parapply", "StatefulSet"], resources["init", "Job"]):
         pod = _pod(resource)
@@ -126,7 +126,7 @@ def test_it_runs_as_the_images_user_with_no_rights(resources: dict[tuple[str, st
 
 
 def test_the_alarms_are_those_that_are_tried(resources: dict[tuple[str, str], dict[str, Any]]) -> None:
-    """The operator's rules are those of Prometheus' own file, each of which the tests make fire.
+    """The operator's rules equal the rules of Prometheus' own file, each of which the tests make fire.
 
     Renew them below `spec:` by ``sed 's/^./  &/' config/docker/prometheus/alerts.yml``.
     """

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.packaging.machine import Machine
 
-#: What the unit's machine needs besides Python.
+#: Packages that the unit's machine needs besides Python.
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "postgresql")
 _UNIT = "parapply@app"
 _EXAMPLES = "/usr/share/doc/parapply/examples/roles"
@@ -134,7 +135,7 @@ class _Life:
         self.applied()
 
     def is_refused(self) -> None:
-        """What a restart cannot repair is not restarted: exit 3."""
+        """A failure that a restart cannot repair causes no restart: exit 3."""
         self.sql("a", "ALTER ROLE parapply_source NOLOGIN")
         assert self.machine.fails("systemctl", "restart", _UNIT)
         assert self.machine.shown(_UNIT, "ExecMainStatus") == "3"
@@ -142,6 +143,13 @@ class _Life:
         self.sql("a", "ALTER ROLE parapply_source LOGIN")
         self.machine.run("systemctl", "start", _UNIT)
         self.applied()
+
+    def has_priorities(self) -> None:
+        """The journal knows the priority of each line, and has taken off the mark that says it."""
+        lines = self.machine.run("journalctl", "--unit", _UNIT, "--output=json").splitlines()
+        of_daemon = [line for line in map(json.loads, lines) if str(line["MESSAGE"]).startswith("{")]
+        found = {(json.loads(line["MESSAGE"])["event"], line["PRIORITY"]) for line in of_daemon}
+        assert {("daemon_failed", "3"), ("target_connected", "6"), ("config_reloaded", "6")} <= found, found
 
     def is_renewed_and_removed(self) -> None:
         """Another package restarts the daemon, which drains; a removal stops it, and a purge takes its directories."""
@@ -166,7 +174,7 @@ def run(package: Path, root: Path) -> None:
         life = _Life(machine, root)
         for step in (
             life.prepared, life.starts, life.is_confined, life.reloads, life.restarts, life.is_refused,
-            life.is_renewed_and_removed,
+            life.has_priorities, life.is_renewed_and_removed,
         ):  # fmt: skip
             print(f"-- {step.__name__}", flush=True)  # noqa: T201  talks to a person
             step()

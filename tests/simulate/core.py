@@ -15,6 +15,7 @@ from parapply.engine.durability import Durability, Reporting, Stream
 from parapply.engine.flight import Flight
 from parapply.engine.intake import Closing, Room
 from parapply.engine.job import LargeJob, OutcomeJob, SetJob, StreamJob
+from parapply.engine.shares import Share
 from parapply.engine.stalls import AT_WORK, Stalls, executed_now
 from parapply.engine.state import EngineState
 from parapply.engine.workers import LoadSample, Scaling
@@ -69,7 +70,7 @@ class Schedule:
         self.seed = seed
         self.source = self._source_of(seed) if source is None else source
         self.draws = draws = Draws(seed, choices)
-        #: What has happened, by its name; and each step in words, if asked for.
+        #: Events by their name; and each step in words, if asked for.
         self.seen: Counter[str] = Counter()
         self.trace: list[str] | None = None
         self.is_relaxed = draws.chance(0.5) and self.source.may_be_relaxed
@@ -130,7 +131,7 @@ class Schedule:
             raise Violation("a transaction is missing at the end")
         if self.commits.prepared:
             raise Violation("a transaction is still prepared at the end")
-        # What was committed before a kill is passed over, so only the publisher's position tells that all is done.
+        # A transaction committed before a kill is passed over, so only the publisher's position shows that all is done.
         end_lsn = self.source.end_lsn + 0x20
         self._durability.keepalive(
             Keepalive(end_lsn=end_lsn, send_time_us=0, reply_requested=False), 0.0, is_synchronous=False
@@ -164,7 +165,10 @@ class Schedule:
         self._durability = Durability(
             self.flight, replace(_REPORTING, is_apply_durable=is_durable and not self.is_relaxed), 0.0
         )
-        self._room = Room(self.flight, memory_limit_bytes=(1, 40, 1 << 30)[draws.below(3)], fewest_workers=2)
+        self._share = Share(
+            least_workers=1, first_workers=2, most_workers=_MOST_WORKERS, memory_bytes=(1, 40, 1 << 30)[draws.below(3)]
+        )
+        self._room = Room(self.flight, self._share)
         self._stalls = Stalls(self.flight, 0.0)
         self._closing = Closing(self.flight, linger_s=0.01)
         self._is_backlog = draws.chance(0.5)
@@ -172,7 +176,7 @@ class Schedule:
         self._heard_s = 0.0
         self._has_timer = False
         self._check_steps: Iterator[None] | None = None
-        self._scaling = Scaling(1, 2, _MOST_WORKERS)
+        self._scaling = Scaling(self._share)
         self._seq = self._received_lsn = 0
         #: Ends of the open batch's transactions, and how many it may have.
         self._open: list[int] = []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Case(Protocol):
     """One schedule."""
 
-    #: What has happened, by its name.
+    #: Events by their name.
     seen: Counter[str]
     #: Each step in words; None: not asked for.
     trace: list[str] | None

@@ -42,7 +42,7 @@ class _Client(Session):
 
 
 class RowSource(Batches):
-    """What one publisher sends, with the rows after each transaction."""
+    """Stream of one publisher, with the rows after each transaction."""
 
     def __init__(self, draws: Draws) -> None:
         """Draw clients and their changes; few rows, because changes that never meet prove nothing."""

@@ -25,7 +25,7 @@ PIECE_BYTES = 10
 
 
 class For(Enum):
-    """What a worker waits for."""
+    """Event that a worker waits for."""
 
     SERVER = 0  # an answer of the target
     JOB = 1
@@ -101,7 +101,7 @@ class Stream:
         self.after: list[int] = []
         self.is_followed = self.is_aborted = self.was_spilled = self.news = False
         self.end: Transaction | None = None
-        #: What its worker has not taken, each with the last batch that came before it.
+        #: Events that its worker has not taken, each with the last batch that came before it.
         self.todo: deque[tuple[Event, int]] = deque()
 
 

@@ -101,7 +101,7 @@ class Batches:
 
 
 class Source(Batches):
-    """What one publisher sends for the core: the contents matter only where batches are compared."""
+    """Stream of one publisher for the core: the contents matter only where batches are compared."""
 
     def __init__(self, draws: Draws) -> None:
         """Draw few tables and keys, because changes that never meet prove nothing."""

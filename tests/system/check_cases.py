@@ -76,7 +76,7 @@ CREATE TABLE parted_1 (i int PRIMARY KEY);
 
 
 class Expected(NamedTuple):
-    """A finding that must be there: its code, the object, and what it must tell or have done."""
+    """A finding that the report must have: its code, the object, and the words that it must say or have done."""
 
     code: Code
     object: str

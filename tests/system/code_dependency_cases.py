@@ -70,7 +70,7 @@ ALTER TABLE ta ENABLE ALWAYS TRIGGER bump; ALTER TABLE tb ENABLE ALWAYS TRIGGER 
 _COUNTED_SEED = ["INSERT INTO ta VALUES (0, 0)", "INSERT INTO tb VALUES (0, 0)"]
 _COUNTS = "SELECT k, n FROM counter ORDER BY k"
 
-#: What the configuration trusts, though it has triggers.
+#: Tables that the configuration trusts although they have triggers.
 TRUSTED = {
     f'apply.tables."{table}".parallel': "always"
     for table in ("t30_counter.ta", "t30_counter.tb", "t31_counters.ta", "t31_counters.tb", "t35_deferred.t")
@@ -144,7 +144,7 @@ COMMIT_FAILS = (
         before=[_SEED],
         first="INSERT INTO t VALUES (1, 'first')",
         later=["UPDATE t SET v = 'second' WHERE id = 1", "UPDATE t SET id = 5 WHERE id = 1"],
-        # Only the one that was refused: who ran before it was there would find no row.
+        # Only the refused one is repeated: one that had run before it committed would find no row.
         retries=1,
     ),
 )
@@ -164,7 +164,7 @@ SEQUENCES = (
 _PREPARED = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, email text);"
 
 PREPARED = (
-    # Its place is that of COMMIT PREPARED: what commits while it is undecided comes before it.
+    # Its place in the order is at COMMIT PREPARED: transactions that commit while it is undecided come before it.
     GatedCase(
         name="t37_keys",
         tables=_PREPARED,

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.fixtures.conflict_lab import ConflictCase
 
-#: What only the target has keeps its value where a row is overwritten.
+#: A column that only the target has keeps its value where a row is overwritten.
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, u int, v text)"
 _TARGET = "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text, local text DEFAULT 'new')"
 _LOCAL = "INSERT INTO t VALUES (7, 70, 'local', 'mine')"
@@ -158,7 +158,7 @@ def _missing() -> list[ConflictCase]:
 
 
 def _indexes() -> list[ConflictCase]:
-    """Unique indexes that equal columns do not tell of; pglogical's secondary unique keys among them."""
+    """Unique indexes whose conflicts equal columns do not show; pglogical's secondary unique keys are among them."""
     flagged = "CREATE TABLE t (a int PRIMARY KEY, b int, is_unique bool)"
     mails = "CREATE TABLE t (id int PRIMARY KEY, mail text, l text GENERATED ALWAYS AS (upper(mail)) STORED)"
     return [
@@ -166,7 +166,7 @@ def _indexes() -> list[ConflictCase]:
             name="partial_index", tables=flagged,
             target_tables=f"{flagged}; CREATE UNIQUE INDEX p ON t (b) WHERE is_unique",
             before="INSERT INTO t VALUES (90, 2, true), (91, 3, false)", policies={"insert_exists": "apply_remote"},
-            # The second and third are in nobody's way: pglogical's (4,2,false).
+            # The second and third conflict with no row: pglogical's (4,2,false).
             transactions=[
                 "INSERT INTO t VALUES (3, 2, true)", "INSERT INTO t VALUES (4, 2, false)",
                 "INSERT INTO t VALUES (5, 3, true)",
@@ -217,7 +217,7 @@ def _indexes() -> list[ConflictCase]:
 def _partitions(policy: str, outcome: str) -> ConflictCase:
     """Unique indexes that only a part of the target's table has: of two leaves by one name, and of a branch.
 
-    The first row is on both sides, in the other leaf, and has the values of a row in the way: it is in nobody's.
+    The first row is on both sides, in the other leaf, and has the values of a row in the way: it conflicts with none.
     """
     name = f"partitions_{policy}"
     table = "CREATE TABLE t (id int, p int, a int, u int, v text, PRIMARY KEY (id, p, a))"
@@ -284,7 +284,7 @@ def _origins() -> list[ConflictCase]:
             transactions=changes[:1], rows=[(1, "b"), (2, "a")],
             found=["update_exists update applied_remote", "update_origin_differs update applied_remote"],
         ),
-        # The first row is a local client's, the second the publisher's, and nothing else tells them apart.
+        # The first row is a local client's, the second the publisher's, and nothing else distinguishes them.
         ConflictCase(
             name="origin_differs_twins", tables="CREATE TABLE t (v text); ALTER TABLE t REPLICA IDENTITY FULL",
             before="INSERT INTO t VALUES ('a')", policies=dict.fromkeys(kinds, "keep_local"),

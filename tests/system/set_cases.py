@@ -1,4 +1,4 @@
-"""What sets could get wrong: tables and transactions for `test_sets.py`, each named after its trap."""
+"""Cases that sets could get wrong: tables and transactions for `test_sets.py`, each named after its trap."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Streamed transactions for `test_streamed_cases.py`: PostgreSQL's own, by the number of their file, and others.
 
-PostgreSQL's are those of src/test/subscription/t; rows are made larger until each step is a chunk of its own.
+PostgreSQL's come from src/test/subscription/t; rows are made larger until each step is a separate chunk.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _ROLLBACKS = Case(
             f" SAVEPOINT s3; {_rows(4000, 4299)}; ROLLBACK TO s2; {_rows(5000, 5299)}; ROLLBACK TO s1;"
             f" {_rows(6000, 6299)}; SAVEPOINT s4; {_rows(7000, 7299)}; SAVEPOINT s5; {_rows(8000, 8299)}; COMMIT"
         ),
-        # The children of what is rolled back were released: they are told first, in the order of their numbers.
+        # The children of the part rolled back were released: they are sent first, in the order of their numbers.
         (
             f"BEGIN; {_rows(11000, 11299)}; SAVEPOINT s1; {_rows(12000, 12299)}; SAVEPOINT s2; {_rows(13000, 13299)};"
             f" SAVEPOINT s3; {_rows(14000, 14299)}; RELEASE s2; {_rows(15000, 15299)}; ROLLBACK TO s1; COMMIT"
@@ -148,7 +148,7 @@ _MANY = Case(
 )
 
 # No rows into a table truncated before in a subtransaction that is rolled back: PostgreSQL then ends each stream with
-# "could not map filenumber", the built-in subscription's, too.
+# "could not map filenumber", also the stream of the built-in subscription.
 _TRUNCATE = Case(
     name="truncate",
     tables=_TABLE + "; CREATE TABLE u (a int PRIMARY KEY, b varchar)",

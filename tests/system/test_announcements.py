@@ -1,4 +1,4 @@
-"""What the publisher announces again, as it is, ends no batch and waits for no query."""
+"""An announcement that the publisher repeats without a change ends no batch and waits for no query."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
     from tests.fixtures.route import Route
 
-# In keys and in other columns: whoever reads the log must not find it.
+# Values in keys and in other columns, which no reader of the log may find.
 _VALUE = "very-private-value"
 _OBSERVER = "observer"
 #: Two of the kernel's ticks.
@@ -89,7 +89,7 @@ def _load_and_count(route: Route, daemon: Daemon) -> None:
 
 
 class _Seen:
-    """What the publisher sent: end LSNs with their transaction ids in commit order, rows by table, of each and all."""
+    """The publisher's transactions: end LSNs with transaction ids in commit order, rows by table, of each and all."""
 
     def __init__(self, payloads: Sequence[bytes]) -> None:
         self.ends: dict[int, int] = {}
@@ -128,7 +128,7 @@ def _seen(source: Database) -> _Seen:
 
 
 def _records(directory: Path) -> list[Record]:
-    """Read every closed file strictly, the oldest first, and check that nothing else is there."""
+    """Read every closed file strictly, the oldest first, and check that no other file exists."""
     # Two files of one process may be written last at what the kernel's clock takes for the same time.
     paths = sorted(directory.iterdir(), key=lambda path: (path.stat().st_mtime_ns, int(path.stem.split("-")[-1])))
     assert all(path.name.endswith(".jsonl") for path in paths), paths
@@ -141,7 +141,7 @@ def _records(directory: Path) -> list[Record]:
 
 
 def _check_transactions(records: list[Record], seen: _Seen, slot: str) -> None:
-    """Check that each source transaction has its own record behind that of its batch, and what it says."""
+    """Check that each source transaction has its own record behind its batch's record, and check the content."""
     found = [record for record in records if isinstance(record, TransactionRecord)]
     assert [(parse_lsn(one.end_lsn), one.xid) for one in found] == list(seen.ends.items())
     assert [msgspec.to_builtins(one.rows) for one in found] == list(seen.rows_of.values())

@@ -51,7 +51,7 @@ def make_tables(source: Database, target: Database, sleep: str, user: str | None
 
 
 def keep_backlog(route: Route, is_enough: Callable[[], bool]) -> None:
-    """Have the target always some hundred transactions behind, which take it a second, until it is enough.
+    """Keep the target a few hundred transactions behind, about a second's work, until it is enough.
 
     Raises:
         AssertionError: the target does not get on, or it is never enough.
@@ -81,7 +81,7 @@ def test_more_while_throughput_rises_with_them(
     step = daemon.events_of("workers_changed")[0]
     assert step["workers"] == 8
     assert "a trial: " in step["reason"]
-    # What the last step says, whatever came after the first.
+    # The reason of the last step is shown, whichever step came after the first.
     target_db.wait_until("SELECT 1 FROM parapply.progress WHERE reason ~ '^[0-9]+ workers: '")
     daemon.wait_caught_up()
     daemon.stop()

@@ -23,7 +23,7 @@ ALTER TABLE u ENABLE ALWAYS TRIGGER noted;
 _SHOWN = "SELECT lane = '{}' AND reason ~ '{}' FROM parapply.tables WHERE table_name = '{}'"
 
 
-#: What is made on the target alone, each on a table of its own, and the lane and reason that follow from it.
+#: Objects made on the target alone, each on its own table, and the lane and reason that follow from them.
 _MADE = {
     "indexed": ("CREATE UNIQUE INDEX u_mail ON indexed (mail)", "set-based", "u_mail"),
     "triggered": (_TRIGGER.replace("ON u", "ON triggered").replace("TABLE u", "TABLE triggered"), "serial",
@@ -36,7 +36,7 @@ _MADE = {
 def test_t23_what_is_made_on_the_target_alone_is_noticed(pair: Pair, pg_major: int) -> None:
     """Without a word in the stream and without an error, the plan follows the table, and nothing is repeated.
 
-    What looks at the catalogue knows neither order nor workers: each version tries one of both.
+    The watch on the catalogue does not depend on order or workers, so each version tries one of both.
     """
     order, workers = ("preserve", 1) if pg_major == 15 else ("relaxed", 8)
     pair.create("".join([_TABLES, *(_TABLES.replace(" u ", f" {table} ") for table in _MADE)]))
@@ -167,7 +167,7 @@ def test_a_partition_that_is_not_written_to_may_be_locked(pair: Pair) -> None:
 
 
 def test_f27_a_failed_batch_makes_it_look_at_once(pair: Pair) -> None:
-    """An index that nobody knew of makes a batch fail: it is repeated, and the plan is read again without delay."""
+    """An index unknown to the daemon makes a batch fail: it is repeated, and the plan is read again without delay."""
     pair.create(_TABLES)
     with pair.target.connect() as foreign:
         daemon = _started(pair, 3600.0)

@@ -103,7 +103,7 @@ def _stop_equal(pair: Pair, daemon: Daemon) -> None:
 def test_a_backlog_is_read_in_ranges_and_the_stream_goes_on(pair: Pair, pg_major: int) -> None:
     """By a role with LOGIN and REPLICATION, in either order; what is committed in the meantime also comes once.
 
-    What is read is the publisher's affair and the order the target's: each of both is tried once.
+    Reading is the publisher's affair and the order the target's, so each order is tried once.
     """
     order = "preserve" if pg_major == 15 else "relaxed"
     pair.create(TABLES)
@@ -133,7 +133,7 @@ def test_a_stream_that_falls_behind_is_left_for_ranges(pair: Pair, order: str) -
 
 
 def test_the_slot_never_passes_what_is_durable(pair: Pair, start_daemon: StartDaemon) -> None:
-    """While nobody streams the slot moves every few ranges, and never past the watermark on the target's disk."""
+    """While no session streams, the slot moves every few ranges, and never past the watermark on the target's disk."""
     pair.create(TABLES)
     _fill_long(pair.source, _MANY)
     before = pair.route.confirmed_flush_lsn()
@@ -256,7 +256,7 @@ def test_a_transaction_in_progress_is_left_to_the_stream(pair: Pair) -> None:
 
 
 def test_large_rows_send_it_to_the_stream(pair: Pair) -> None:
-    """What a range saves grows with messages, and what it costs with bytes; small rows in front do not hide that."""
+    """The gain of a range grows with messages, its cost with bytes; small rows in front do not hide that."""
     pair.create(TABLES)
     _fill(pair.source, 1, 100)
     pair.source.execute("ALTER TABLE b ADD body text; ALTER TABLE b ALTER body SET STORAGE external")
@@ -417,7 +417,7 @@ def test_a_slot_moved_between_the_check_and_the_start(
 
 
 def test_a_slot_that_is_read_in_ranges_is_kept_from_a_second_daemon(pair: Pair, start_daemon: StartDaemon) -> None:
-    """No walsender has the slot meanwhile, so a daemon with another state would read it, too: every row twice."""
+    """No walsender holds the slot, so a daemon with another state would also read it: every row twice."""
     pair.create("CREATE TABLE evt (id int)")
     with pair.source.connect() as connection:
         connection.execute("DO $$ BEGIN FOR i IN 1..400 LOOP INSERT INTO evt VALUES (i); COMMIT; END LOOP; END $$")

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from parapply.check import look as check_look
 from parapply.check.findings import Code
 from parapply.check.look import CheckOptions, look
 from parapply.config import Config, load_config
-from tests.fixtures.plain import foreign_transaction
+from tests.fixtures.plain import foreign_transaction, plain_route
 from tests.fixtures.route import Route
 from tests.system.check_cases import FOUND, SOURCE, TARGET
 
 if TYPE_CHECKING:
-    from tests.fixtures.daemon import RunCommand
+    from collections.abc import Callable
+
+    from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
 
@@ -49,7 +52,7 @@ def test_everything_wrong_is_found_at_once(source_db: Database, target_db: Datab
 @pytest.mark.pg_majors(15, 18)
 @pytest.mark.bare_target
 def test_a_clean_pair_is_fine(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
-    """With the roles of config/roles nothing but notes is told, exit 0, and nothing was made; after init likewise."""
+    """With the roles of config/roles only notes are reported, exit 0, and nothing was made; after init likewise."""
     tables = "CREATE TABLE t (i int PRIMARY KEY, v text NOT NULL); CREATE TABLE u (i int PRIMARY KEY REFERENCES t)"
     source_db.execute(f"{tables}; INSERT INTO t VALUES (1, ''); CREATE PUBLICATION pub FOR ALL TABLES")
     target_db.execute(tables)
@@ -65,6 +68,30 @@ def test_a_clean_pair_is_fine(source_db: Database, target_db: Database, run_comm
     report = report_of(route, run_command, "--copy")
     assert (report["exit_code"], report["is_known"]) == (0, True)
     assert "0 refused, 0 warning" in run_command(route, "check").stdout
+
+
+async def test_a_daemon_that_runs_does_not_look_as_if_the_publisher_was_put_back(
+    source_db: Database,
+    target_db: Database,
+    new_slot: Callable[[Route], None],
+    start_daemon: StartDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The check reads both ends one after the other, and the daemon applies more in between."""
+    route = plain_route(source_db, target_db, new_slot)
+    daemon = start_daemon(route)
+    daemon.wait_for_event("source_connected")
+    read_target = check_look._known
+
+    async def later(*arguments: Any) -> Any:  # noqa: ANN401  its own
+        source_db.execute("INSERT INTO evt SELECT generate_series(1, 100)")
+        daemon.wait_caught_up()
+        return await read_target(*arguments)
+
+    monkeypatch.setattr(check_look, "_known", later)
+    report = await look(config_of(source_db, target_db, **{"source.slot": route.slot}), CheckOptions())
+    assert report.is_known
+    assert Code.SLOT_REFUSED not in {one.code for one in report.findings}
 
 
 def _made(route: Route) -> list[object]:
@@ -103,7 +130,7 @@ def test_init_looks_first(source_db: Database, target_db: Database, run_command:
     ):
         assert words in done.stdout, done.stdout
     assert "other" not in done.stdout, "notes are for `parapply check`"
-    # What is there is not looked at again.
+    # Objects that exist are not checked again.
     done = run_command(route, "init")
     assert (done.returncode, "nothing to do" in done.stdout, "replica_identity" in done.stdout) == (0, True, False), (
         done
@@ -187,7 +214,7 @@ def config_of(source: Database, target: Database, **flags: object) -> Config:
     return load_config(flags=given, environ={})
 
 
-#: What a publisher and a target can lack as servers, and what must be told of it.
+#: Things that a publisher and a target can lack as servers, and the words that must be reported of each.
 _SERVER_CODES = {
     Code.WAL_LEVEL: "wal_level = 'logical'", Code.SOURCE_REPLICATION: 'ALTER ROLE "poor" REPLICATION;',
     Code.SOURCE_CONNECTIONS: "", Code.SLOTS_EXHAUSTED: "max_replication_slots", Code.SOURCE_SELECT: "GRANT USAGE",
@@ -203,7 +230,7 @@ _SERVER_CODES = {
 
 @pytest.mark.pg_majors(15)
 async def test_servers_that_lack_everything(own_servers: OwnServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each limit, setting and privilege of the servers is told, each with what mends it, all in one report."""
+    """Each missing limit, setting and privilege of the servers is reported with its remedy, all in one report."""
     source = own_servers("poor_source", settings={
         "wal_level": "replica", "max_replication_slots": 0, "max_wal_senders": 0, "wal_sender_timeout": "5s",
     })  # fmt: skip

@@ -266,7 +266,7 @@ def test_t29_sequences_count_in_the_order_of_the_source(pair: Pair) -> None:
         # Alone, each of its own table: neither is held up by the other's order.
         pair.write(*(one for number in range(1, 30) for one in insert.format(1000 - number, "v").split("; ")))
         pair.write("INSERT INTO hold VALUES (2, 0)")
-        # All of it has been received, so whoever could run beside the first has had the chance.
+        # All of it has been received, so any batch that could run beside the first has had the chance.
         end_lsn = pair.route.end_of_source_lsn()
         pair.target.wait_until(f"SELECT source_lsn >= '{end_lsn}' FROM parapply.slots")
         foreign.execute("COMMIT")

@@ -121,7 +121,7 @@ LACKS = (
 
 
 def test_what_the_target_lacks_is_named(pair: Pair) -> None:
-    """What came before is applied, the transaction is not, one line names the cause; once repaired it goes on.
+    """Earlier transactions are applied, the failing one is not, one line names the cause; once repaired it goes on.
 
     Everything lacking is in a schema of its own; each daemon but the first begins with what the one before left.
     """
@@ -153,7 +153,7 @@ def _stop_where_it_lacks(pair: Pair, schema: str, lack: Lack) -> None:
 
 
 def test_on_error_retry_waits_for_a_missing_table(pair: Pair) -> None:
-    """With on_error = "retry" a missing table or column is looked for again until it is there; no end is lost by it."""
+    """With on_error = "retry" a missing table or column is looked for until it exists; no end is lost by it."""
     pair.create(_TABLES)
     pair.target.execute("DROP TABLE t")
     daemon = pair.start(settings={"apply.on_error": "retry", "source.reconnect_min_s": 0.05})
@@ -193,7 +193,7 @@ def latin_pair(pair: Pair) -> Iterator[Pair]:
 
 
 def test_t61_a_character_the_target_cannot_hold(latin_pair: Pair) -> None:
-    """What LATIN1 has arrives, also in names; what it has not is an error, never a question mark (T-61)."""
+    """A character that LATIN1 has arrives, also in names; any other is an error, never a question mark (T-61)."""
     pair = latin_pair
     # Sessions of tests send UTF8, so the server must be told; the daemon must not need that.
     name = pair.target.dbname

@@ -89,7 +89,7 @@ def _fill_page(source: Database) -> str:
         ((lsn, used),) = source.rows(query)
         if used in {24, 40}:
             return str(lsn)
-        # What a message takes beside its content is found by trying: its length is not always written alike.
+        # The overhead of a message is found by trying, because its length is not always written alike.
         for overhead in range(48, 80, 8):
             length = (8192 - used - overhead) % 8192
             source.execute(f"SELECT pg_logical_emit_message(false, '', repeat('x', {length}))")
@@ -192,7 +192,7 @@ def test_sigusr1_logs_what_every_task_waits_for(route: Route, start_daemon: Star
 
 
 def test_progress_shows_the_three_metrics(route: Route, start_daemon: StartDaemon) -> None:
-    """`parapply.progress`: lowest, highest and the list between; all lag is 0 when the target is there."""
+    """`parapply.progress`: lowest, highest and the list between; all lag is 0 when the target has caught up."""
     query = _PROGRESS.replace("{slot}", route.slot)
     daemon = start_daemon(route, settings={"apply.workers": "auto"})
     commit_each(route.source, 1, 100)

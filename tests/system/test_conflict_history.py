@@ -1,4 +1,4 @@
-"""What is kept of a conflict, how often and how long, and what operators do with it."""
+"""The record of a conflict: its content, its count, how long it is kept, and what operators do with it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_lost_connection_is_no_conflict(pair: Pair) -> None:
     with pair.target.connect() as foreign:
         foreign.execute("BEGIN; SELECT FROM t WHERE id = 7 FOR UPDATE")
         pair.write("INSERT INTO t VALUES (7, 'remote')", "INSERT INTO t VALUES (8, 'after')")
-        # It looks at the row in its way, which somebody holds.
+        # It looks at the row in its way, which another session holds.
         looks = "application_name LIKE 'parapply worker%' AND wait_event_type = 'Lock' AND query LIKE '%FOR UPDATE%'"
         ends = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND {looks}"
         pair.target.wait_until(ends)
@@ -151,7 +151,7 @@ def test_a_lost_connection_is_no_conflict(pair: Pair) -> None:
 
 
 def test_t47_an_error_of_the_data_is_no_conflict(pair: Pair) -> None:
-    """What is neither a row missing nor a row in the way stops, whatever the policies (T-47)."""
+    """An error that is neither a row missing nor a row in the way stops, whatever the policies (T-47)."""
     pair.create(_TABLE)
     pair.target.execute("ALTER TABLE t ADD CHECK (id < 100)")
     pair.write("INSERT INTO t VALUES (1, 'good')", "INSERT INTO t VALUES (100, 'refused')")

@@ -26,7 +26,7 @@ _LAST_VARIANTS = VARIANTS[1:]
 
 @pytest.fixture(scope="module")
 def lab(server_pool: ServerPool, pg_major: int) -> ConflictLab:
-    """All cases but those of the last update."""
+    """All cases except the ones of the last update."""
     return ConflictLab(server_pool.get("source", pg_major), server_pool.get("target", pg_major), CASES, VARIANTS)
 
 
@@ -40,7 +40,7 @@ def last_update_lab(server_pool: ServerPool, pg_major: int) -> ConflictLab:
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_policy_does_what_it_says(lab: ConflictLab, case: ConflictCase, variant: ConflictVariant) -> None:
-    """Rows and history are those of the truth table, whatever the order, the workers and the batches."""
+    """Rows and history are as in the truth table, whatever the order, the workers and the batches."""
     check(lab, case, variant)
 
 
@@ -61,7 +61,7 @@ def test_the_history_is_the_same_everywhere(lab: ConflictLab, variant: ConflictV
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_a_conflict_is_never_an_error_of_its_own(lab: ConflictLab, variant: ConflictVariant) -> None:
-    """What policies settle is logged as settled, without values, and nothing else is logged as an error."""
+    """A conflict that policies settle is logged as settled, without values, and nothing else is logged as an error."""
     outcome = outcome_of(lab, variant)
     assert not [event for event in outcome.events if event.get("level") == "error"]
     settled = [event["n_changes"] for event in outcome.events if event.get("event") == "conflicts_settled"]

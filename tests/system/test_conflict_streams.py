@@ -71,7 +71,7 @@ def _prepare(pair: Pair, *statements: str) -> None:
 
 @pytest.mark.parametrize("outcome", ["COMMIT", "ROLLBACK"])
 def test_conflicts_of_a_prepared_transaction(pair: Pair, outcome: str) -> None:
-    """What is settled at its PREPARE is in the history once it is committed, and is not if it is rolled back."""
+    """A conflict settled at PREPARE is in the history once that is committed, and is not if it is rolled back."""
     pair.create(_TABLE)
     pair.target.execute("INSERT INTO t VALUES (3, 'local')")
     daemon = pair.start(settings={**_TWO_PHASE, **_KEEP_LOCAL})

@@ -115,7 +115,7 @@ def _stop_between_neighbours(pair: Pair, schema: str, damage: Damage) -> None:
 
 
 def test_a_conflict_under_load_lets_nothing_later_through(pair: Pair) -> None:
-    """What is independent of the poison but behind it is not there when the daemon has stopped."""
+    """A transaction behind the poison is not applied when the daemon has stopped, even if it is independent of it."""
     pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pair.target.execute("INSERT INTO t VALUES (50, 'in the way')")
     daemon = pair.start(workers=8, settings={"apply.max_batch_transactions": 3})
@@ -206,7 +206,7 @@ def test_a_cause_is_settled_before_its_consequence(pair: Pair) -> None:
 
 
 def test_t35_a_check_at_the_commit_fails_the_transaction(pair: Pair) -> None:
-    """What a deferred trigger refuses at COMMIT is refused: nothing is recorded, and a restart tries again (T-35)."""
+    """A transaction that a deferred trigger refuses at COMMIT is not recorded, and a restart tries it again (T-35)."""
     pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
     pair.target.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.v = 'bad' THEN RAISE"

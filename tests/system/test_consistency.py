@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a reader sees at each level is what the document promises; the script checks it and says so.
+    """A reader sees at each level what the document promises; the script checks it and says so.
 
-    Its servers are copies, which need no initdb; all else is as it is written.
+    Its servers are copies, which need no initdb; everything else is as written.
     """
     script = runpy.run_path(str(ROOT / "docs" / "examples" / "consistency.py"))
     script["main"].__globals__["PgServer"] = CopiedServer

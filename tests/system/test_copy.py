@@ -73,7 +73,7 @@ def test_the_hand_over_is_exact(
 def test_two_phase_begins_behind_the_copy(bank: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
     """The tri-state: pending until the stream is behind the last table's start, then enabled by itself.
 
-    What was prepared in between comes whole with its commit; what is prepared later is prepared on the target.
+    A transaction prepared in between comes whole with its commit; one prepared later is prepared on the target.
     """
     environ = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_TABLE_DONE}:kill"}
     assert run_command(bank, "init", "--copy", environ=environ).returncode == -signal.SIGKILL
@@ -101,7 +101,7 @@ def test_two_phase_begins_behind_the_copy(bank: Route, run_command: RunCommand, 
 def test_transactions_stay_prepared_across_the_copy(
     bank: Route, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """What is prepared while the copy runs is no part of it: prepared on the target behind it, and ended there once.
+    """A transaction prepared while the copy runs is no part of it: prepared on the target behind it, ended there once.
 
     One ends while the copy still runs, two stay open until two-phase is enabled, one is prepared after that.
     """

@@ -22,8 +22,8 @@ ALTER TABLE large SET (fillfactor = 10, autovacuum_enabled = off);
 INSERT INTO large SELECT i, date '2026-01-01' + i % 3, repeat(md5(i::text), 25) FROM generate_series(1, 7000) AS i;
 CREATE PUBLICATION pub FOR TABLE large;
 """
-#: Rows of parts that are here and of others: changed in place and elsewhere, with another key, deleted, and new where
-#: others were. Before it ends nothing of the second transaction counts.
+#: Rows of the parts that are copied here and of others: changed in place and elsewhere, with another key, deleted,
+#: and new where others were. Until it ends nothing of the second transaction counts.
 _CHANGES = """
 UPDATE large SET note = 'a' WHERE "i d" % 500 = {n};
 UPDATE large SET "i d" = "i d" + 100000 WHERE "i d" % 700 = {n};

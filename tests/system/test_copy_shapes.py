@@ -1,4 +1,4 @@
-"""What is copied: filters, columns, partitions, odd names, large tables in parts; and what is refused."""
+"""The shapes of a copy: filters, columns, partitions, odd names, large tables in parts; and refusals."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_how_far_a_copy_is_shows_while_it_runs(shapes: Route, run_command: RunCo
     """A table that takes long is in `parapply.copies` and `status` with its rows so far; the others are complete."""
     shapes.target.execute(_TARGET)
     with shapes.target.connect() as foreign:
-        # The copy waits at this row to hear whether it is there.
+        # The copy waits at this row to see whether it exists.
         foreign.execute("BEGIN; INSERT INTO large VALUES (2500, '')")
         copying = threading.Thread(target=run_command, args=(shapes, "init", "--copy"))
         copying.start()
@@ -177,14 +177,14 @@ def test_missing_tables_are_refused(shapes: Route, run_command: RunCommand) -> N
     assert refused.returncode == 4
     assert 'target table public.chosen is missing replicated columns: "kept", "v"' in refused.stderr
     assert '"public"."made" is published but missing here' in refused.stderr
-    # What the stream could wait for the copy cannot: it refuses by itself.
+    # The stream could wait for such tables, but the copy cannot, so the copy itself refuses them.
     refused = run_command(shapes, "init", "--copy", "--despite", "table_missing", "--despite", "columns_refused")
     assert refused.returncode == 4
     assert "table public.made is missing" in refused.stderr
     _check_nothing_is_left(shapes)
 
 
-#: What is taken away on an end, the options, the exit code, words of the message, and how it is given back.
+#: The privilege taken away on an end, the options, exit code, words of the message, and the SQL that gives it back.
 _REFUSALS = [
     ("source", "REVOKE SELECT ON large FROM {}", "", 3, 'may not read "public"."large"', "GRANT SELECT ON large TO {}"),
     ("target", "REVOKE INSERT ON large FROM {}", "", 4, "lacks privileges on target table public.large: INSERT",
@@ -224,7 +224,7 @@ def test_a_refusal_leaves_nothing(shapes: Route, run_command: RunCommand) -> Non
 
 
 def test_indexes_wait_for_whom_may_make_them(shapes: Route, run_command: RunCommand) -> None:
-    """Only indexes that were dropped are noted; one that is there again needs no owner, one that is not says so."""
+    """Only dropped indexes are noted; one that exists again needs no owner, one that does not says so."""
     role = shapes.target.target_role
     shapes.target.execute(_TARGET)
     shapes.target.execute(f"ALTER TABLE large OWNER TO {role}; GRANT CREATE ON SCHEMA public TO {role}")

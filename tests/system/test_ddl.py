@@ -16,6 +16,7 @@ import pytest
 from parapply.copy import schema as schemas
 from parapply.demo.binaries import find_binaries, find_program
 from parapply.demo.errors import DemoError
+from parapply.login import Login
 from parapply.source.ddl_automatic import Automatic
 from parapply.source.ddl_queue import install_sql
 from tests.fixtures.pair import Pair, pair
@@ -145,7 +146,7 @@ def test_new_tables_from_their_first_row_on(
         _ddl("CREATE TABLE in_progress (id int PRIMARY KEY, v text)"), fill("in_progress", 0, MANY_ROWS).decode()
     )
     pair.write(_ddl("ALTER TABLE in_progress ALTER id TYPE bigint"))
-    # What a copy would show has not run here yet.
+    # The change that a copy would show has not run here yet.
     pair.write(_ddl("ALTER TABLE t ADD n int DEFAULT 1"), _ddl("ALTER TABLE t ALTER n TYPE int USING n * 2"))
     refused = run_command(pair.route, "refresh --table public.t --truncate", "--set", "ddl.apply=true")
     assert refused.returncode == 4
@@ -172,7 +173,7 @@ def test_new_tables_from_their_first_row_on(
 
 
 def test_a_command_for_a_table_that_a_copy_has_not_begun_to_read(pair: Pair, run_command: RunCommand) -> None:
-    """Rows of a snapshot from before a command get no default that came with it: the copy is refused, and goes on anew.
+    """Rows of a snapshot from before a command lack its default: the copy is refused, and begins again.
 
     The command runs on both sides, because nothing has locked the table there yet.
     """
@@ -308,7 +309,7 @@ def test_whoever_may_not_run_ddl_on_the_publisher_can_run_nothing_on_the_target(
     assert "temporary objects" in refused(_ddl("CREATE TEMP TABLE x ()"))
     assert pair.source.rows("SELECT count(*) FROM parapply.ddl_queue") == [(0,)]
 
-    # What it may do, it may queue, with less of a grant; here it runs as ddl.role, and as no more than that.
+    # A role may queue commands that it may run, with less of a grant; here they run as ddl.role with its rights only.
     pair.source.execute(f"REVOKE INSERT ON parapply.ddl_queue FROM {app}")
     pair.source.execute(f"GRANT INSERT (command) ON parapply.ddl_queue TO {app}")
     assert "permission denied" in refused(queued.format("CREATE TABLE mine.a ()", "CREATE TABLE"))
@@ -635,7 +636,7 @@ def test_what_cannot_run_in_a_transaction_runs_after_it(pair: Pair, run_command:
     daemon.wait_for_event("ddl_applied")
     assert target.rows("SELECT 't_v'::regclass::oid::int") == oid
 
-    # What holds commands comes after it; one that fails is left, and nothing waits for it.
+    # A transaction with commands comes after it; a command that fails is left, and nothing waits for it.
     build = 'INDEX {} "N" ON public."T 2" (id, (v || 1)) WHERE id > 0'
     pair.write_one("INSERT INTO t VALUES (2, 'b')", _ddl(f"CREATE {build.format('CONCURRENTLY')}"))
     source.execute(f"CREATE {build.format('')}")
@@ -758,7 +759,7 @@ def test_what_people_type_is_recorded(  # noqa: PLR0915  one pair of servers for
         f"parapply: CREATE {what} is not recorded for the targets"
         for what in ("FUNCTION", *(["EXTENSION"] if has_extension else []))
     ]
-    # What would not be the same there.
+    # Commands that would have another result there.
     assert "several in a string" in _not_recorded(source, "ALTER TABLE t ADD a int; ALTER TABLE t ADD b int")
     for text in ("DO $$ BEGIN ALTER TABLE t ADD a int; END $$", "SELECT f()"):
         assert "inside a function" in _not_recorded(source, text)
@@ -788,12 +789,12 @@ def test_what_people_type_is_recorded(  # noqa: PLR0915  one pair of servers for
     assert pair.target.rows("SELECT count(*) FROM parapply.ddl_queue") == [(0,)]
     # A dump of the schema is without the triggers.
     pg_dump = str(find_program("pg_dump", find_binaries()))
-    script = asyncio.run(schemas.dump(pg_dump, source.dsn, without=["parapply"]))
+    script = asyncio.run(schemas.dump(pg_dump, Login(source.dsn), without=["parapply"]))
     assert b"\nCREATE EVENT TRIGGER" not in script
     assert b"\nCREATE TABLE public.t " in script
 
-    # A grant lets a role have recorded what it may do anyway. What decides its meaning cannot be changed by code of the
-    # role's that runs within it.
+    # A grant lets a role have recorded the commands that it may run anyway. Their meaning cannot be changed by the
+    # role's code that runs within them.
     source.execute(f"GRANT INSERT (command) ON parapply.ddl_queue TO {app}")
     _type(
         source,

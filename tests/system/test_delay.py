@@ -1,4 +1,4 @@
-"""A target that is late on purpose, and a run that ends at a time: which transactions are there, by commit time."""
+"""A target that is late on purpose, and a run that ends at a time: which transactions it has, by commit time."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_each_transaction_waits_for_its_time(route: Route, start_daemon: StartDa
 def test_what_is_held_back_stays_with_the_publisher(
     route: Route, start_daemon: StartDaemon, run_command: RunCommand
 ) -> None:
-    """What is not due is not on the target, whatever its size, and comes once the delay is taken away.
+    """A transaction that is not due is not on the target, whatever its size, and comes once the delay is removed.
 
-    A snapshot of what is there needs no waiting; what needs what is still to come is refused.
+    A snapshot of the present rows needs no waiting; one that needs changes still to come is refused.
     """
     commit_each(route.source, 1, 2)
     start_daemon(route, "--until", route.end_of_source_lsn()).exit_code()
@@ -91,7 +91,7 @@ def test_what_is_held_back_stays_with_the_publisher(
 def test_until_a_time(route: Route, start_daemon: StartDaemon) -> None:
     """`run --until TIME` ends before the first transaction in commit order that is later, whatever follows it.
 
-    The next run goes on there; a time before that of the last one applied is refused: nothing can be taken back.
+    The next run continues from there; a time before the last applied one is refused, because nothing can be taken back.
     """
     _commit_at_times(route.source)
     for time, wanted in (("09:59", []), ("11:30", [1]), ("12:00", [1, 2, 3])):

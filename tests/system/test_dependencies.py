@@ -57,7 +57,7 @@ def gates(server_pool: ServerPool, request: pytest.FixtureRequest) -> Iterator[G
 @in_every_mode
 @for_each(rows.SAME_ROW)
 def test_t18_changes_of_one_row_keep_their_order(gate: Gate, case: GatedCase, mode: Mode) -> None:
-    """Who changes a row waits for the commit of who changed it before (T-18)."""
+    """A change of a row waits for the commit of the earlier change of that row (T-18)."""
     gate.check(case, mode)
 
 
@@ -72,7 +72,7 @@ def test_t19_a_freed_value_is_taken_after_it_is_free(gate: Gate, case: GatedCase
 @in_every_mode
 @for_each(rows.MOVED_KEYS)
 def test_t20_a_moved_key_counts_where_it_was_and_where_it_is(gate: Gate, case: GatedCase, mode: Mode) -> None:
-    """An update of a key conflicts with whoever touches the old one or the new one (T-20)."""
+    """An update of a key conflicts with any change that touches the old key or the new one (T-20)."""
     gate.check(case, mode)
 
 
@@ -87,7 +87,7 @@ def test_t21_equal_keys_are_one_key_whatever_their_text(gate: Gate, case: GatedC
 @in_every_mode
 @for_each(rows.EQUAL_KEYS_ICU)
 def test_t21_equal_keys_by_collation(gate: Gate, case: GatedCase, mode: Mode) -> None:
-    """What the target's collation or citext holds for equal is one key, though the source's does not (T-21)."""
+    """Keys that the target's collation or citext holds for equal are one key, though the source's does not (T-21)."""
     gate.check(case, mode)
 
 
@@ -103,9 +103,9 @@ def test_t22_what_other_rules_free_is_taken_after_it_is_free(gate: Gate, case: G
 @in_every_mode
 @for_each(unique.TAKEN_BY_OTHER_RULES)
 def test_t22_what_other_rules_let_nobody_take_is_taken_by_the_first(gate: Gate, case: GatedCase, mode: Mode) -> None:
-    """Who takes a value after it was taken and freed never commits before the first who took it (T-22).
+    """A transaction that takes a value after it was taken and freed never commits before the first taker (T-22).
 
-    That one could not be repeated at all: what is in its way has committed.
+    That one could not be repeated at all, because the row in its way has committed.
     """
     gate.check(case, mode)
 
@@ -129,7 +129,7 @@ def test_t23_the_keys_are_the_targets(gate: Gate, case: GatedCase, mode: Mode) -
 @in_every_mode
 @for_each(rows.TWINS)
 def test_t24_twins(gate: Gate, case: GatedCase, mode: Mode) -> None:
-    """One change changes one of several equal rows, and NULL finds NULL, whoever comes first (T-24)."""
+    """One change changes one of several equal rows, and NULL finds NULL, whichever comes first (T-24)."""
     gate.check(case, mode)
 
 
@@ -137,7 +137,7 @@ def test_t24_twins(gate: Gate, case: GatedCase, mode: Mode) -> None:
 @in_every_mode
 @for_each(FAMILIES)
 def test_t25_families_under_the_replica_role(gate: Gate, case: GatedCase, mode: Mode) -> None:
-    """Though nobody checks foreign keys, no reader sees a child without its parent, in any order of commits (T-25)."""
+    """Although no foreign key is checked, no reader sees a child without its parent, in any order of commits (T-25)."""
     gate.check(case, mode)
 
 

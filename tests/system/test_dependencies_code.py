@@ -1,6 +1,6 @@
 """Traps T-29 to T-32, T-34 to T-37: dependencies that are not in the rows, with each chance to miss them (`gate.py`).
 
-Code on the target, locks that nobody predicts, commits that fail, what never arrives, prepared transactions.
+Code on the target, unpredictable locks, commits that fail, values that never arrive, prepared transactions.
 `test_code_on_target.py` and `test_stalls.py` have more of T-29 to T-31, with loads instead of a gate.
 """
 
@@ -49,14 +49,14 @@ def test_t29_code_on_the_target_sees_the_order_of_the_source(gate: Gate, case: G
 @in_every_mode
 @for_each(cases.LOCKS)
 def test_t30_t31_locks_that_nobody_predicts(gate: Gate, case: GatedCase, mode: Mode) -> None:
-    """Who holds what an earlier one needs rolls back and is applied again: nothing hangs or is skipped (T-30, T-31)."""
+    """A batch with a lock that an earlier one needs rolls back and is repeated: none hangs or is lost (T-30, T-31)."""
     gate.check(case, mode)
 
 
 @in_every_mode
 @for_each(cases.ANOMALIES)
 def test_t32_only_relaxed_shows_the_invoice_before_the_order(gate: Gate, case: GatedCase, mode: Mode) -> None:
-    """What has no key in common may be seen in another order if relaxed, as documented, and never else (T-32)."""
+    """Transactions with no common key may be seen in another order if relaxed, as documented, and only then (T-32)."""
     gate.check(case, mode)
 
 
@@ -71,7 +71,7 @@ def test_t34_workers_read_what_is_committed(gate: Gate, case: GatedCase, mode: M
 @in_every_mode
 @for_each(cases.COMMIT_FAILS)
 def test_t35_keys_are_free_when_the_commit_is_acknowledged(gate: Gate, case: GatedCase, mode: Mode) -> None:
-    """Who depends on a batch whose COMMIT is refused the first time waits for the second (T-35)."""
+    """A batch that depends on one whose COMMIT is refused the first time waits for the second COMMIT (T-35)."""
     gate.check(case, mode)
 
 
@@ -85,5 +85,5 @@ def test_t36_sequences_do_not_arrive(gate: Gate, case: GatedCase, mode: Mode) ->
 @in_every_mode
 @for_each(cases.PREPARED)
 def test_t37_prepared_transactions_take_their_place_when_they_commit(gate: Gate, case: GatedCase, mode: Mode) -> None:
-    """What was prepared holds up nobody while undecided, and keeps its keys' order by COMMIT PREPARED (T-37)."""
+    """A prepared transaction holds up no other while undecided, and keeps its keys' order by COMMIT PREPARED (T-37)."""
     gate.check(case, mode)

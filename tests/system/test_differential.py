@@ -62,8 +62,8 @@ def test_parallel_apply_equals_serial_apply(
     """Any tables, transactions, versions, workers, commit order and role: every table equals the built-in one's.
 
     The stream has no conflict, so none is reported on the way (T-69), whether the daemon follows it or finds a backlog.
-    What triggers write in the order of changes is equal, too, in both commit orders (T-29). The publisher streams what
-    has more than 64 kB, subtransactions that are rolled back afterwards among it (T-51).
+    Rows that triggers write in the order of changes are also equal, in both commit orders (T-29). The publisher streams
+    transactions above 64 kB, with subtransactions that are rolled back afterwards (T-51).
     """
     case = draw_case(_CHOSEN[number] if _CHOSEN else first_seed + number, majors)
     counts = run_case(case, _servers(server_of, case.majors))
@@ -72,7 +72,7 @@ def test_parallel_apply_equals_serial_apply(
 
 @pytest.mark.parametrize("number", range(len(_CHOSEN) or _N_CONFLICT_CASES))
 def test_policies_leave_what_they_say(server_of: ServerOf, majors: Sequence[int], first_seed: int, number: int) -> None:
-    """Any tree of partitions with unique indexes of its own, any policies: rows and history are those of a model."""
+    """Any tree of partitions with separate unique indexes, any policies: rows and history equal a model's."""
     seed = _CHOSEN[number] if _CHOSEN else first_seed + number
     counts = run_conflicts(draw_conflicts(seed), _servers(server_of, draw_case(seed, majors).majors))
     assert counts
@@ -81,7 +81,7 @@ def test_policies_leave_what_they_say(server_of: ServerOf, majors: Sequence[int]
 def test_policies_are_the_same_whatever_the_batch(server_of: ServerOf, majors: Sequence[int], first_seed: int) -> None:
     """Any local changes under any policies: batches of every size leave the rows and records of one change at a time.
 
-    What a later change of the same batch takes back may stay unseen, as docs/CONFLICTS.md says, and only that.
+    A conflict that a later change of its batch takes back may stay unseen, as docs/CONFLICTS.md says, and no other.
     """
     seed = _CHOSEN[0] if _CHOSEN else first_seed
     counts = run_policies(seed, _servers(server_of, draw_case(seed, majors).majors), n_cases=_N_POLICY_CASES)

@@ -1,6 +1,6 @@
 """Every command of the documents, run: each page on a publisher and a target of its own, block after block.
 
-What a page names is held against the code by tests/unit/test_documents.py.
+Names in a page are compared with the code by tests/unit/test_documents.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 _RUN = [one for one in blocks() if one.is_run]
 _README = "README.md"
 _TUTORIALS = "docs/tutorials/"
-#: What is run between two versions, and is about that; the others are run between two servers of one.
+#: Pages run between two versions, because they are about that; the others are run between two servers of one.
 _UPGRADES = ("cloud-to-cloud", "major-upgrade")
 #: Goes on from the steps 1 to 3 of the other page, whose blocks they are, and comes back to where they end.
 _UPGRADE, _WAY_BACK, _STEPS = f"{_TUTORIALS}major-upgrade.md", f"{_TUTORIALS}way-back.md", 4
@@ -71,7 +71,7 @@ def _blocks_of(name: str) -> list[Block]:
 
 
 def _with_the_way_back() -> list[Block]:
-    """Return the blocks of the upgrade with those of the way back inside; the end of both, which is one, once."""
+    """Return the blocks of the upgrade with the way back's inside; the end of both, which is the same, once."""
     upgrade, (*back, last) = _blocks_of(_UPGRADE), _blocks_of(_WAY_BACK)
     before, after = upgrade[:_STEPS], upgrade[_STEPS:]
     assert "parapply verify" in before[-1].text
@@ -118,7 +118,7 @@ def test_the_commands_of_a_tutorial_work(tutorial: Tutorial, name: str) -> None:
 
 
 def test_every_preparation_is_used() -> None:
-    """What a block asks for is there, and nothing else."""
+    """The preparations that blocks ask for exist, and no others."""
     assert {one.how["before"] for one in _RUN if one.how["before"]} == set(PREPARATIONS)
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
+from parapply.copy import schema as schemas
+from parapply.demo.server import PgServer
+from parapply.login import Login
+from parapply.source import slot
 from tests.fixtures.certificates import Authority, major_with_tls
 from tests.fixtures.daemon import error_of
 from tests.fixtures.databases import create_database
@@ -24,7 +31,6 @@ from tests.fixtures.streams import stream_everything
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parapply.demo.server import PgServer
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.servers import ServerPool
 
@@ -51,7 +57,7 @@ class _Site:
 
     Attributes:
         route: by the superuser, in the clear: for tests only.
-        authority: that signed the server's certificate and those of the clients.
+        authority: signed the certificates of the server and of the clients.
         directory: for the tests' files.
     """
 
@@ -148,7 +154,7 @@ def test_an_encrypted_stream_is_the_same_stream(site: _Site, start_daemon: Start
 
 
 def test_a_stream_that_is_cut_comes_again(site: _Site, start_daemon: StartDaemon) -> None:
-    """An encrypted session that is ended is opened anew, and nothing is lost."""
+    """An encrypted session that is ended is opened again, and nothing is lost."""
     daemon = start_daemon(_encrypted(site), environ=site.passwords())
     daemon.wait_for_event("source_connected")
     site.route.source.execute("INSERT INTO evt SELECT g, 'before' FROM generate_series(1, 200) AS g")
@@ -191,3 +197,70 @@ def test_what_is_wrong_is_said(site: _Site, run_command: RunCommand, end: str, m
     assert re.search(says, told), told
     assert told.startswith(end)
     assert _PASSWORD not in done.stderr
+
+
+def _uri(dsn: str) -> str:
+    parts: dict[str, Any] = conninfo_to_dict(dsn)
+    place = f"{parts.pop('user')}@{parts.pop('host')}:{parts.pop('port')}/{parts.pop('dbname')}"
+    return f"postgresql://{place}?{urlencode(parts, quote_via=quote)}"
+
+
+def _service(site: _Site, end: str, dsn: str) -> str:
+    """Write a service into the file of all, and return a connection string that names it and nothing else."""
+    lines = [f"{key}={value}" for key, value in conninfo_to_dict(dsn).items()]
+    with (site.directory / "services").open("a", encoding="utf-8") as file:
+        file.write("\n".join([f"[{end}]", *lines, "options=-c test.service=known", f"application_name={end} end", ""]))
+    return f"service={end}"
+
+
+@pytest.mark.parametrize("form", ["keywords", "uri", "hosts", "service"])
+def test_a_connection_string_may_have_any_form(
+    site: _Site,
+    start_daemon: StartDaemon,
+    run_command: RunCommand,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+) -> None:
+    """A daemon, commands and pg_dump take it alike, with certificates, several hosts and all settings of a service."""
+    more = {"channel_binding": "prefer", "target_session_attrs": "read-write"}
+    if form in {"hosts", "service"}:
+        # The first does not answer.
+        port = conninfo_to_dict(site.route.source.dsn)["port"]
+        more = {**more, "host": "localhost,localhost", "hostaddr": "127.0.0.1,127.0.0.1", "port": f"1,{port}"}
+    dsns = {"source": site.dsn("source", **more), "target": site.dsn("target", **more, **_client(site, TARGET_ROLE))}
+    environ = site.passwords()
+    if form == "uri":
+        dsns = {end: _uri(dsn) for end, dsn in dsns.items()}
+    if form == "service":
+        dsns = {end: _service(site, end, dsn) for end, dsn in dsns.items()}
+        environ["PGSERVICEFILE"] = str(site.directory / "services")
+    route = replace(site.route, source_dsn=dsns["source"], target_dsn=dsns["target"])
+    daemon = start_daemon(route, environ=environ)
+    daemon.wait_for_event("source_connected")
+    site.route.source.execute(f"INSERT INTO evt VALUES (1, '{form}')")
+    daemon.wait_caught_up()
+    name = "source end" if form == "service" else f"parapply {route.slot}"
+    site.route.source.wait_until(
+        f"SELECT count(*) > 0 FROM pg_stat_activity WHERE usename = '{SOURCE_ROLE}' AND application_name = '{name}'"
+    )
+    for command in ("status --json", "check", f"wait --lsn {route.end_of_source_lsn()}", "cutover --print-reverse"):
+        done = run_command(route, command, environ=environ)
+        assert done.returncode in ({0, 1} if command == "check" else {0}), done.stdout + done.stderr
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    server = site.route.source.server
+    assert isinstance(server, PgServer)
+    script = asyncio.run(schemas.dump(str(server.program("pg_dump")), Login(dsns["source"]), without=[]))
+    assert b"CREATE TABLE public.evt" in script
+    if form == "service":
+        assert asyncio.run(_shown(dsns["source"])) == "known"
+    daemon.stop()
+    check_equal(site.route, "item", "evt")
+
+
+async def _shown(dsn: str) -> str:
+    """Return a setting that the options of a service set, in a session that sets options also."""
+    async with await slot.connect(Login(dsn), application_name="test") as conn:
+        row = await (await conn.execute("SHOW test.service")).fetchone()
+    assert row is not None
+    return str(row[0])

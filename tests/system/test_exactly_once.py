@@ -66,7 +66,7 @@ def test_t1_t8c_what_is_confirmed_is_durable_and_recorded_before(route: Route, s
     daemon.wait_caught_up()
     confirmed = set()
     with ThreadPoolExecutor(1) as pool:
-        # As long as somebody looks, however slow the machine is.
+        # The load lasts until the looks are done, however slow the machine is.
         is_enough = threading.Event()
         load = pool.submit(_mixed_load, route.source, is_enough)
         try:

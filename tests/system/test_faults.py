@@ -87,7 +87,7 @@ def test_nothing_is_lost_doubled_or_torn(servers: Servers) -> None:
 def test_o10_a_broken_daemon_is_found(servers: Servers, name: str, title: str, says: str) -> None:
     """O10: a daemon without records applies twice, one that reports early loses; the campaign says which it was.
 
-    Its next start may meet the damage before an oracle looks: a row that is there already, a slot that is ahead.
+    Its next start may find the damage before an oracle looks: a row that exists already, a slot that is ahead.
     """
     assert name in MUTANTS
     fault = _fault(title)

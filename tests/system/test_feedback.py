@@ -1,4 +1,4 @@
-"""What the publisher hears while it stops, and while the target stands still (traps T-9, T-10, fault F9)."""
+"""Replies to the publisher while it stops, and while the target is paused (traps T-9, T-10, fault F9)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def route(publisher: PgServer, target_db: Database, new_slot: Callable[[Route], 
 def test_t9_a_publisher_stops_at_once(publisher: PgServer, route: Route, start_daemon: StartDaemon) -> None:
     """T-9, F8: a fast stop ends, idle and right after a load; the daemon comes back by itself.
 
-    What was committed before the stop is on the target before the publisher is back: it was waited for.
+    A transaction committed before the stop is on the target before the publisher is back, because it was waited for.
     """
     daemon = start_daemon(route)
     daemon.wait_for_event("source_connected")

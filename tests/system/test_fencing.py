@@ -103,7 +103,7 @@ def test_f20_a_paused_daemon_commits_nothing_later(route: Route, start_daemon: S
             second = start_daemon(route, settings={"target.lease_wait_s": 20})
             second.wait_for_event("lease_waiting")
             assert end_sessions(route.target, "parapply%" + route.slot) >= 2
-        # The walsender of the paused one is still there: the slot is busy until somebody ends it.
+        # The walsender of the paused one still exists: the slot is busy until its session is ended.
         second.wait_for_event("lease_taken")
         pid = walsender_pid(route)
         if pid is not None:

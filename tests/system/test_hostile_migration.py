@@ -41,7 +41,7 @@ $$ $a$ %s %(a)s {} {0} \x1b[2J \u202e <script>alert(1)</script> '; ALTER ROLE MA
 \\restrict"""
 #: As `_LINES`' last line would leave the quotes open: this is then a statement.
 _NEXT: Final = "; ALTER ROLE MALLORY SUPERUSER; --"
-#: What a role may have as its setting without being asked for a list.
+#: A value that a role's setting may have without being asked for a list.
 _PATH: Final = "public;ALTER/**/ROLE/**/MALLORY/**/SUPERUSER"
 
 _OBJECTS: Final = """
@@ -94,7 +94,7 @@ ALTER TABLE {child} OWNER TO {role};
 ALTER DEFAULT PRIVILEGES FOR ROLE {role} IN SCHEMA {schema} GRANT SELECT ON TABLES TO {member};
 INSERT INTO {root} VALUES (1);
 """
-#: What has a comment, in the order in which a dump has them: the next one is what `_NEXT` stands in.
+#: Objects with a comment, in the order in which a dump has them: the next one is what `_NEXT` stands in.
 _COMMENTED: Final = (
     "SCHEMA {schema}", "TYPE {enum}", "DOMAIN {domain}", "CONSTRAINT {check} ON DOMAIN {domain}", "TYPE {composite}",
     "COLUMN {composite}.{column}", "COLLATION {collation}", "SEQUENCE {sequence}", "FUNCTION {function}(int, text)",
@@ -136,7 +136,7 @@ class _Roles:
         self.mallory = f"mallory_{self.pid}"
         names = [f"{self.pid} {kind} \"'\\;\n$$%s{{0}}--" for kind in ("owner", "member", "boss")]
         self.owner, self.member, self.boss = names
-        #: On the target it is there already, with more rights than on the publisher.
+        #: A role that the target has already, with more rights than on the publisher.
         self.known = f"known_{self.pid}"
         self.all = (self.owner, self.member, self.boss, self.mallory, self.known)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import ServerPool
 
-#: What SQL, libpq, psycopg, Python's formats, JSON, a terminal and rich's markup each read as something else.
+#: Text that SQL, libpq, psycopg, Python's formats, JSON, a terminal and rich's markup each read as something else.
 _PIECES: Final = (
     '"', "'", "\\", "%s", "%(a)s", "%", "{}", "{0}", "$1", "$$", ";", "--", "/*", "*/", "\n", "\r\n", "\t", "\x01",
     "\x1b[2J", "\x7f", " ", ".", ",", "=", ":", "(", ")", "[red]", "[/red]", "\\N", "\\.", "é", "ß", "\u202e", "a", "Z",
@@ -154,7 +154,7 @@ def test_any_name_and_value_is_applied(lab: _Lab, names: _Names, values: tuple[s
             database.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(names.schema)))
 
 
-#: Everything at once, and cut in the middle of a character by whoever cuts by bytes.
+#: Everything at once, and cut in the middle of a character by code that cuts by bytes.
 _WORST = _Names(
     schema="s \"%s\" '{}' \\ ;--\n[red]",
     table="t \"%(a)s\" $1 '\x1b[2J' {0} [/red]\U0001f600" + "é" * 9,

@@ -1,4 +1,4 @@
-"""Commits whose outcome nobody saw, and commits that failed (traps T-11, T-12, T-14, faults F2, F16)."""
+"""Commits whose outcome no session saw, and commits that failed (traps T-11, T-12, T-14, faults F2, F16)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.errors import StatementFailed
+from parapply.login import Login
 from parapply.target.session import lease, settings
 from parapply.target.session.session import SessionOptions, WorkerSession
 from tests.fixtures.daemon import EVENT_TIMEOUT_S
@@ -184,11 +185,12 @@ def test_t12_the_command_tag_is_believed(
     ((slot_id,),) = target_db.rows("SELECT slot_id FROM parapply.slots")
 
     async def run() -> None:
-        async with await settings.connect_control(target_db.dsn, role="replica", application_name="leader") as control:
+        login = Login(target_db.dsn)
+        async with await settings.connect_control(login, role="replica", application_name="leader") as control:
             await lease.take_lease(control, slot_id, 0)
             session = await WorkerSession.connect(
                 SessionOptions(
-                    dsn=target_db.dsn,
+                    login=login,
                     schema="parapply",
                     slot_id=slot_id,
                     leader_pid=control.info.backend_pid,

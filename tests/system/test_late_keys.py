@@ -1,7 +1,7 @@
 """Hot rows: batches that share some keys run side by side, and only the changes of those keys wait for their turn.
 
-Where a test needs a batch in flight it holds it by a row of `hold` that somebody else has locked on the target. Tables
-of a batch are applied in the order of their first change, so the changes of `hold` come first.
+A test that needs a batch in flight holds it by a row of `hold` that another session has locked on the target.
+Tables of a batch are applied in the order of their first change, so the changes of `hold` come first.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_hot_rows_neither_serialise_nor_repeat(pair: Pair, tmp_path: Path, worke
 def _before_its_late_part(pair: Pair, **settings: str | float) -> Iterator[Daemon]:
     """Run the block when the first batch of a backlog has committed and the second, now the head, is held.
 
-    They change rows 1 and 2 of `hold`. What both touch is late in the second, and done after the block.
+    They change rows 1 and 2 of `hold`. A row that both touch is late in the second, and changed after the block.
     """
     with foreign_transaction(pair.target, _LOCK.format(2)):
         with foreign_transaction(pair.target, _LOCK.format(1)):
@@ -132,7 +132,7 @@ def _before_its_late_part(pair: Pair, **settings: str | float) -> Iterator[Daemo
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What somebody does to a hot row between its holder's commit and its late change.
+    """Damage to a hot row between its holder's commit and its late change.
 
     Attributes:
         kind: what the message calls it.
@@ -166,7 +166,7 @@ _DAMAGES = (
 def test_t46_a_late_part_that_fails_stops_with_its_conflict(pair: Pair, damage: Damage) -> None:
     """The batch is rolled back and repeated in order, and what fails there is named as ever (T-46, T-69).
 
-    All of the batch before the poison is there once, nothing of the poison or after it; repaired, it goes on.
+    The whole batch before the poison is applied once, nothing of the poison or after it; repaired, it goes on.
     """
     pair.create(_TABLES)
     history = "INSERT INTO history VALUES (1, {})"
@@ -191,7 +191,7 @@ def test_t46_a_late_part_that_fails_stops_with_its_conflict(pair: Pair, damage: 
 def test_f23_a_foreign_lock_on_a_hot_row_is_waited_for(pair: Pair, end: str, tmp_path: Path) -> None:
     """The head waits with its late part, replies go on, nothing later commits; released, all of it goes on (F23).
 
-    A daemon killed meanwhile has committed nothing of the batch: the next one applies it, once.
+    A daemon killed before that has committed nothing of the batch: the next one applies it, once.
     """
     pair.create(_TABLES)
     pair.write(*(_with_hold(number, _HOT.format(1)) for number in (1, 2)), _OWN.format(3), _HOT.format(1))
@@ -271,7 +271,7 @@ def test_f24_a_late_part_that_is_a_deadlocks_victim_is_repeated(pair: Pair) -> N
 
 @pytest.mark.crash
 def test_f1_killed_among_late_parts_nothing_is_lost_or_twice(pair: Pair, start_daemon: StartDaemon) -> None:
-    """Killed between early part and commit, or with the commit in doubt: each transaction is there once (F1).
+    """Killed between early part and commit, or with the commit in doubt: each transaction is applied once (F1).
 
     One daemon after the other, each after the one before: what a kill tears or doubles shows in the hot rows' sums.
     """

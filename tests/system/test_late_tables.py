@@ -140,7 +140,7 @@ def test_tables_made_later(
     daemon.wait_caught_up()
     check_equal(route, "a", "b", "c", "d", "absent", "kept")
     assert _waiting(route) == []
-    # Rows of a table that inherits are not those of its parent.
+    # Rows of a child table do not belong to its parent.
     _both(route, "CREATE TABLE e (id int PRIMARY KEY)", "CREATE TABLE child (PRIMARY KEY (id)) INHERITS (e)")
     source_db.execute("INSERT INTO child VALUES (1)")
     daemon.wait_caught_up()
@@ -169,7 +169,7 @@ def test_renamed_tables(
     daemon.wait_caught_up()
     source_db.execute("INSERT INTO b VALUES (3)")
     daemon.wait_caught_up()
-    # What the state calls them is what the publisher calls them, before any command has looked.
+    # The state has the publisher's names of the tables before any command has looked.
     names = "SELECT c.oid::bigint, n.nspname, relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = relnamespace"
     wanted = source_db.rows(f"{names} WHERE relkind = 'r' AND nspname IN ('public', 's', 'w') ORDER BY 1")
     assert target_db.rows("SELECT source_oid, schema_name, table_name FROM parapply.copies ORDER BY 1") == wanted

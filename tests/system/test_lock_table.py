@@ -58,13 +58,14 @@ def test_batches_have_fewer_tables_where_others_hold_the_places(pair_of_few_lock
         daemon = pair.start(workers=1)
         daemon.wait_caught_up()
         lost = [str(event["error"]) for event in daemon.events_of("target_lost")]
-    assert lost
+    # 75, 37 and 18 tables are too many, and 9 fit. Without this each attempt would commit one transaction and fail.
+    assert 0 < len(lost) <= 3
     assert all("raise max_locks_per_transaction" in error for error in lost), lost
     pair.check_equal()
 
 
 def _leave_places(connection: psycopg.Connection, n_places: int) -> None:
-    """Take advisory locks, which are in the same table, until so many more fit."""
+    """Take advisory locks, which are in the same table, until this number more fits."""
     n_held = 0
     with suppress(psycopg.errors.OutOfMemory):
         while True:

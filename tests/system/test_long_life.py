@@ -73,7 +73,7 @@ _SESSIONS = {
 def test_f3_a_session_that_is_ended_under_load(bank: Route, start_daemon: StartDaemon) -> None:
     """F3, F15: each kind of session is ended under load, one after the other; the daemon comes back by itself, exactly.
 
-    What readers see is looked at after each, so that a failure names the kind.
+    The readers' snapshots are checked after each, so that a failure names the kind.
     """
     ended: set[int] = set()
     n_lost = {"source": 0, "target": 0}
@@ -115,7 +115,7 @@ def test_f16_a_target_that_goes_without_a_word_is_noticed(bank: Route, start_dae
     daemon = start_daemon(bank)
     daemon.wait_caught_up()
     timers = _tcp_timers(daemon.pid, port)
-    # The control session, the control pool's, the one that listens for requests and those of the workers.
+    # The sessions: control, control pool, the listener for requests, and the workers.
     assert len(timers) >= 5
     assert all(left_s <= 30 for left_s in timers), timers
 
@@ -127,7 +127,7 @@ def _tcp_timers(pid: int, port: int) -> list[float]:
     """
     inodes = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        # It may have been closed meanwhile.
+        # It may have been closed since.
         with contextlib.suppress(FileNotFoundError):
             inodes.add(link.readlink().name)
     timers = []

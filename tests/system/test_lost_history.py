@@ -1,6 +1,6 @@
 """The publisher comes back without the end of its history: a standby that lacked it, or an older copy (F14).
 
-What it commits from then on has LSNs that the target holds for other transactions.
+Its commits from then on have LSNs that the target holds for other transactions.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_f14_relaxed_a_standby_that_lacks_what_passed_the_watermark_is_refused(
 ) -> None:
     """The watermark is on the new primary's history, but transactions recorded above it are not: exit 3.
 
-    What the new primary commits under their LSNs must not be taken for applied.
+    Transactions that the new primary commits under their LSNs must not be taken for applied.
     """
     primary, standby = own_servers("primary"), own_servers("standby")
     plain = plain_route(create_database(primary, "source"), target_db, new_slot)
@@ -130,7 +130,7 @@ def test_f14_a_publisher_put_back_to_an_older_copy_is_refused(
     route.source.execute("INSERT INTO evt VALUES (1000)")
     _check_refused(daemon, "the publisher's WAL ends at", "put back to an older state")
     ((shown, reason),) = target_db.rows("SELECT state, reason FROM parapply.progress")
-    assert (shown, "put back to an older state" in reason) == ("stopped", True)
+    assert (shown, "put back to an older state" in reason) == ("lost", True)
     _check_refused(start_daemon(route, settings={"apply.commit_order": "relaxed"}), "the publisher's WAL ends at")
     assert _count(target_db) == 20
     server.stop()

@@ -29,7 +29,7 @@ _TARGET_REFUSED = 4
 
 @pytest.fixture
 def route(source_db: Database, target_db: Database) -> Route:
-    """Two tables that have other names on the target, and one that has not; rows are there already."""
+    """Two tables that have other names on the target, and one that has not; all have rows already."""
     source_db.execute(_TABLES.format(schema="sales", item="public.item"))
     target_db.execute("CREATE SCHEMA archive;" + _TABLES.format(schema="shop", item="archive.item_2026"))
     source_db.execute("INSERT INTO item SELECT n, 0 FROM generate_series(1, 100) AS n;"
@@ -80,7 +80,7 @@ def test_other_names_all_the_way(
 
 
 def test_two_tables_for_one_are_refused(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
-    """What depends on what could not be told: `init` makes nothing, a daemon stops before the second one's change."""
+    """Their dependencies could not be known: `init` makes nothing, a daemon stops before the second one's change."""
     twice = Route(
         source=route.source, target=route.target, slot=route.slot,
         settings={**route.settings, 'mapping.tables."public.item"': "public.plain"},

@@ -182,9 +182,9 @@ def test_a_migration_that_is_killed_again_and_again(nasty: Route, run_command: R
 
 @pytest.mark.parametrize("versions", _PAIRS[1:])
 def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, tmp_path: Path) -> None:
-    """A newer pg_dump's settings are left out for an older target; what it cannot take is refused with the line.
+    """A newer pg_dump's settings are left out for an older target; a statement it cannot take is refused with the line.
 
-    What comes to the publisher's schema after it was brought is named; a command that no stream would bring is refused.
+    Changes of the publisher's schema after it was brought are named; a command that no stream would bring is refused.
     """
     arguments = ("--pg-bin", _pg_bin(), "--daemon-log", str(tmp_path / "daemon.log"))
     refused = run_command(nasty, "migrate", *arguments, "--exclude", "public.par*")

@@ -38,8 +38,8 @@ def test_no_acknowledged_write_is_lost_there_and_back(
 ) -> None:
     """While clients write and the schema changes, `migrate` is killed and run again; then each cut-over, and back.
 
-    After each of them both sides are equal, by `parapply verify` and by queries of our own, schema included; and every
-    transaction that was acknowledged is there once, whole. `migrate` that waits ends well with the cut-over.
+    After each of them both sides are equal, by `parapply verify` and by separate queries, schema included, and each
+    acknowledged transaction is present once, whole. `migrate` that waits ends well with the cut-over.
     """
     source, target = new_database(server_of("source", 15), "source"), new_database(server_of("target", 18), "target")
     tables.make(source, owner, size_mb=0)

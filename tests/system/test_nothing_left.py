@@ -84,7 +84,7 @@ def _check_refused(
 
 
 def test_before_there_is_anything(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
-    """Where nothing was made only `init` makes something, and a daemon once all that it needs is there."""
+    """Before anything was made only `init` makes something, and a daemon once all that it needs exists."""
     for database in (source_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     source_db.execute("CREATE PUBLICATION pub FOR TABLE t")
@@ -113,7 +113,7 @@ def test_before_there_is_anything(source_db: Database, target_db: Database, run_
 
 
 def test_between_runs(pair: Pair, run_command: RunCommand) -> None:
-    """What is refused while no daemon runs changes nothing; `drop` is refused as a whole before the slot is gone."""
+    """A command refused while no daemon runs changes nothing; `drop` is refused as a whole before the slot is gone."""
     pair.create("CREATE TABLE t (id int PRIMARY KEY)")
     pair.target.execute("INSERT INTO t VALUES (1)")
     pair.write("INSERT INTO t VALUES (1)")
@@ -149,7 +149,7 @@ def test_between_runs(pair: Pair, run_command: RunCommand) -> None:
 
 
 def test_beside_a_daemon(pair: Pair, run_command: RunCommand) -> None:
-    """What a daemon refuses, or is in the way of, leaves no request, no snapshot and no pause; it goes on."""
+    """A command that a daemon refuses or is in the way of leaves no request, no snapshot and no pause; it goes on."""
     pair.create("CREATE TABLE t (id int PRIMARY KEY)")
     daemon = pair.start()
     daemon.wait_caught_up()

@@ -1,4 +1,4 @@
-"""What systemd is told: ready when changes are applied, alive while the leader gets on, stopping at the end."""
+"""Messages to systemd: ready when changes are applied, alive while the leader makes progress, stopping at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TABLES = "CREATE TABLE item (id int PRIMARY KEY, v int);"
 _WATCHDOG_S = 0.4
 #: Seconds after which a sign of life must have come if it comes at all: several intervals.
 _SILENCE_S = 1.5
-#: Signs of life, four in an interval, that take longer than the leader may stand still where it waits for nobody.
+#: Signs of life, four in an interval, that take longer than the leader may be silent where it waits for nothing.
 _BEYOND_PATIENCE = 24
 
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["pair"]
 
-#: What the trigger notes differs if two source transactions share a target transaction, or one has two: its number,
-#: whether it is the first of its transaction (a setting that COMMIT takes back), and what is there when it commits.
+#: The trigger's notes differ if two source transactions share a target transaction, or one has two: its number,
+#: whether it is the first of its transaction (a setting that COMMIT takes back), and the rows present when it commits.
 _TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v int);
 CREATE TABLE plain (id int PRIMARY KEY, v int);
@@ -65,7 +65,7 @@ def test_t46_none_is_merged_with_another_or_seen_in_part(pair: Pair, tmp_path: P
 
 
 def test_t35_nothing_runs_after_a_commit_that_fails(pair: Pair) -> None:
-    """A deferred check refuses one of many in flight: all before it are there, none after it; later all are."""
+    """A deferred check refuses one of many in flight: all before it are applied, none after it; later all are."""
     refuse = """
         CREATE TABLE gate (id int); INSERT INTO gate VALUES (1);
         CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_the_bank_accepts_the_builtin_subscription(source_db: Database, target_db: Database) -> None:
-    """What PostgreSQL applies itself breaks no rule, in no snapshot and not at the end."""
+    """A subscription of PostgreSQL itself breaks no rule, in no snapshot and not at the end."""
     create_bank(source_db, target_db)
     subscription = BuiltinSubscription(source_db, target_db)
     with BankReader(target_db) as reader:
@@ -74,7 +74,7 @@ def test_the_reader_finds_a_state_that_never_was(source_db: Database, target_db:
 
 
 def test_o4_tells_pieces_of_one_target_transaction_from_two(source_db: Database, target_db: Database) -> None:
-    """O4: rows behind savepoints, as streamed transactions write them, are not torn; those of two transactions are.
+    """O4: rows behind savepoints, as streamed transactions write them, are not torn; rows of two transactions are.
 
     The oracle looks at small transactions and at large ones; a marker sees the same rows on both sides.
     """

@@ -135,7 +135,7 @@ def test_no_code_runs_for_a_copy(
 def test_no_code_runs_for_refresh_and_replay(
     make_traced: MakeTraced, init_route: Callable[[Route], None], run_command: RunCommand, code: str, change: str
 ) -> None:
-    """A table whose code comes later is neither copied anew, nor is a change applied that was left out."""
+    """A table whose code comes later is not copied again, and no change that was left out is applied."""
     other, traced = make_traced({}), make_traced({})
     route = traced.route
     route.source.execute(f"ALTER PUBLICATION {route.publication} ADD TABLE {other.table}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.fixtures.daemon import RunCommand
     from tests.fixtures.databases import Database
 
-#: What applications have; nothing in it calls a function of their own.
+#: Objects that applications have; nothing in them calls the applications' functions.
 _ORDINARY = """
 CREATE TYPE app.mood AS ENUM ('calm', 'wild');
 CREATE DOMAIN app.email AS text CHECK (VALUE ~ '@');

@@ -75,9 +75,9 @@ def _fill(route: Route, daemon: Daemon) -> None:
 
 @pytest.mark.browser
 def test_the_page_in_a_browser(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """In windows wide and narrow, light and dark: all is there, nothing overflows, nothing else is asked for or runs.
+    """In windows wide and narrow, light and dark: all is shown, nothing overflows, nothing else is requested or runs.
 
-    It refreshes itself in place, and says so once the daemon answers no more.
+    It refreshes in place, and says so when the daemon no longer answers.
     """
     daemon = start_daemon(route)
     _fill(route, daemon)

@@ -38,7 +38,7 @@ def roles() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def lacking(server_pool: ServerPool, pg_major: int, roles: dict[str, str]) -> Iterator[Route]:
-    """A route between roles that the scripts made; the target's state is there."""
+    """A route between roles that the scripts made; the target has its state."""
     ends = {}
     for end, script, tables in (("source", "publisher", SOURCE_TABLES), ("target", "subscriber", TARGET_TABLES)):
         server = server_pool.own(end, pg_major)  # type: ignore[arg-type]  # the two words are the roles
@@ -57,7 +57,7 @@ def lacking(server_pool: ServerPool, pg_major: int, roles: dict[str, str]) -> It
     make_slot(route)
     _drain(route)
     yield route
-    # What each test of a privilege has left in the slot: with all of them given back it is applied.
+    # Apply the changes that each test of a privilege has left in the slot, now that all privileges are given back.
     _drain(route)
     for table in ("shop.good", "item", "gone", "drawn"):
         query = f"SELECT id FROM {table} ORDER BY id"
@@ -112,7 +112,7 @@ def test_what_is_missing_is_named(lacking: Route, roles: dict[str, str], case: C
 def test_only_what_is_published_needs_a_privilege(
     lacking: Route, roles: dict[str, str], run_command: RunCommand
 ) -> None:
-    """Of a publication of inserts nobody needs UPDATE or DELETE, unless a policy writes over what is here."""
+    """A publication of inserts needs neither UPDATE nor DELETE, unless a policy writes over rows of the target."""
     lacking.source.execute("CREATE PUBLICATION inserts FOR ALL TABLES WITH (publish = 'insert')")
     only = replace(lacking, slot="inserts", publication="inserts")
     make_slot(only)

@@ -50,7 +50,7 @@ def test_a_forgetful_slot_sends_nothing_twice(
             confirmed_lsn, losses = route.confirmed_flush_lsn(), len(daemon.events_of("source_lost"))
             crash()
             daemon.wait_for_event("source_lost", count=losses + 1)
-            # Standing still, it cannot tell the slot its position before we have looked.
+            # Paused, it cannot report its position to the slot before we have looked.
             daemon.pause()
             server.start()
             forgotten += route.confirmed_flush_lsn() < confirmed_lsn
@@ -69,7 +69,7 @@ def test_a_forgetful_slot_sends_nothing_twice(
 def test_a_publisher_put_back_that_has_written_past_the_watermark(
     own_servers: OwnServers, target_db: Database, start_daemon: StartDaemon, *, is_two_phase: bool
 ) -> None:
-    """What is applied is looked for where the slot is behind: there after a crash, also if keep-alives came since.
+    """An applied transaction is looked for where the slot is behind: present after a crash, also after keep-alives.
 
     After the publisher's files were put back it is not, and its new transactions would be left out: exit 3.
     """

@@ -33,7 +33,7 @@ def route(source_db: Database, target_db: Database, run_command: RunCommand) -> 
 
 
 def test_an_added_table_joins_under_load(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
-    """Rows of the new table from before, during and after its copy are there once, though two copies were killed."""
+    """Rows of the new table from before, during and after its copy are applied once, though two copies were killed."""
     daemon = start_daemon(route)
     daemon.wait_for_event("source_connected")
     with BankLoad(route.source, seed=1) as load:
@@ -157,7 +157,7 @@ def test_without_a_free_slot_a_table_stays_copied(route: Route, run_command: Run
 
 
 def test_only_what_meets_the_copy_waits(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
-    """While a table's copy waits for a lock others go on; its own later change stands until the copy is there."""
+    """While a table's copy waits for a lock others go on; its later change waits until the copy has ended."""
     route.source.execute("INSERT INTO evt VALUES (1, 1); ALTER PUBLICATION pub ADD TABLE evt")
     daemon = start_daemon(route)
     with route.target.connect() as foreign:

@@ -36,7 +36,7 @@ def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], 
 
 
 def check_refused(daemon: Daemon, code: int, *words: str) -> None:
-    """Wait for the end and check exit code and last line, which is of the log; nobody sees a traceback or a password.
+    """Wait for the end and check exit code and last line, which is of the log, without a traceback or a password.
 
     Raises:
         AssertionError: it ended differently.
@@ -64,8 +64,8 @@ def test_what_is_not_as_it_was_is_refused(
     T-16, F7: a state table that a crash would empty is named, with what to do.
     F13: the source's DSN leads to another cluster with tables, publication and slot of the same names.
     F12: the slot goes while the daemon runs: it ends with exit 3 instead of trying for ever. Without its slot the next
-    one refuses, and makes none. A slot of the same name that starts after transactions nobody read is refused; so is
-    it the next time.
+    one refuses, and makes none. A slot of the same name that starts after transactions that no daemon read is refused,
+    also the next time.
     """
     slot = f"slot_name = '{route.slot}'"
     _apply_and_stop(route, start_daemon)
@@ -92,9 +92,9 @@ def test_what_is_not_as_it_was_is_refused(
     with named("F12, the slot is gone"):
         route.target.execute("UPDATE parapply.slots SET reason = ''")
         check_refused(start_daemon(route), _SOURCE_REFUSED, told)
-        # People see this end, and not that of the daemon before.
+        # The view shows this end, and not the end of the daemon before.
         ((shown, reason),) = route.target.rows("SELECT state, reason FROM parapply.progress")
-        assert shown == "stopped"
+        assert shown == "lost"
         assert told in reason
         assert route.source.rows(f"SELECT count(*) FROM pg_replication_slots WHERE {slot}") == [(0,)]
     with named("F12, another slot of the name"):
@@ -152,7 +152,7 @@ def test_f11_an_invalidated_slot_ends_the_daemon(
     source.execute("CHECKPOINT")
     source.wait_until(f"SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = '{route.slot}'")
     daemon.send(signal.SIGCONT)
-    check_refused(daemon, _SOURCE_REFUSED, "was invalidated by the publisher (wal_removed)", "parapply drop")
+    check_refused(daemon, _SOURCE_REFUSED, "was invalidated by the publisher (wal_removed)", "parapply heal")
     check_refused(start_daemon(route), _SOURCE_REFUSED, "was invalidated by the publisher")
 
 

@@ -104,7 +104,7 @@ def _check_step_2(pair: Pair, ends: Mapping[int, Ends]) -> None:
 def test_seed_transactions_501_to_504(pair: Pair, tmp_path: Path) -> None:
     """503 and 504 commit while 501 and 502 are held; after a crash 502 is applied, 503 and 504 are skipped.
 
-    At each step lowest, list and highest are those of the proposal, with the end LSNs of the transactions.
+    At each step lowest, list and highest are as in the proposal, with the end LSNs of the transactions.
     """
     pair.create(_TABLES)
     daemon = pair.start(workers=4, settings=_SETTINGS)
@@ -143,8 +143,8 @@ def test_seed_transactions_501_to_504(pair: Pair, tmp_path: Path) -> None:
 def test_t2_the_publisher_is_told_no_more_than_the_state_says(pair: Pair) -> None:
     """Two that commit beside each other do not know of each other in their records: the next start must know both.
 
-    With synchronous commits the daemon could tell the publisher at once; a crash before the state is written would find
-    a slot that is ahead of the target (trap T-2).
+    With synchronous commits the daemon could report to the publisher at once; a crash before the state is written would
+    find a slot that is ahead of the target (trap T-2).
     """
     pair.create(_TABLES)
     settings = {**_SETTINGS, "target.synchronous_commit": "on", "apply.advance_interval_s": 3600,

@@ -71,7 +71,7 @@ def test_another_epoch_takes_what_has_changed(
     source_db: Database, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon,
     path: Path,
 ) -> None:  # fmt: skip
-    """Workers, order and batches change again and again under load, in one process; each transaction is there once."""
+    """Workers, order and batches change repeatedly under load, in one process; each transaction is applied once."""
     create_bank(source_db, target_db)
     route = slot_route(source_db, target_db, new_slot)
     daemon = _started(start_daemon, route, path)
@@ -173,7 +173,7 @@ def test_another_secret_is_taken_without_waiting(
 def test_a_terminal_that_closes_ends_the_daemon_in_order(route: Route, start_daemon: StartDaemon) -> None:
     """Its SIGHUP is no wish for another configuration, and that nothing can be logged any more is no reason to fail."""
     ours, terminal = pty.openpty()
-    # Python's own buffer is there for users.
+    # Python's own buffer is present for users.
     environ = {name: value for name, value in _environment(None).items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
         [sys.executable, "-m", "parapply", "run", *route.arguments()], stdin=terminal, stdout=terminal, stderr=terminal,

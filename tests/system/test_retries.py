@@ -78,7 +78,7 @@ def test_t30_the_head_waits_for_a_later_batch(pair: Pair) -> None:
 def test_t31_a_deadlock_between_own_batches(pair: Pair, first: str) -> None:
     """F25: Batches that lock each other out end in the source's rows, whether server or daemon sees it first (T-31)."""
     pair.create(_TABLES, _TABLES + _COUNTERS)
-    # Who waits longest looks first, and is the victim if the other has begun to wait by then: the later batch.
+    # The longest waiter looks first, and is the victim if the other has begun to wait by then: the later batch.
     timeout = "2s" if first == "server" else "30s"
     pair.target.execute(f"ALTER DATABASE {pair.target.dbname} SET deadlock_timeout = '{timeout}'")
     stall_check_s = 60.0 if first == "server" else 0.1
@@ -141,7 +141,7 @@ def test_f24_a_deadlock_with_a_foreign_session(pair: Pair) -> None:
 
 
 def test_t31_a_cancelled_statement_is_repeated(pair: Pair) -> None:
-    """A statement that somebody cancels on the target is executed again, and again (57014)."""
+    """A statement that another session cancels on the target is executed again, each time (57014)."""
     pair.create(_TABLES)
     daemon = pair.start()
     with pair.target.connect() as foreign:
@@ -161,7 +161,7 @@ def test_t31_a_cancelled_statement_is_repeated(pair: Pair) -> None:
 
 
 def test_t19_unique_values_freed_and_taken_under_load(pair: Pair) -> None:
-    """What an update or delete frees in a second unique index is not on the wire, and is taken at once (T-19)."""
+    """A value that an update or delete frees in a second unique index is not on the wire, and reused at once (T-19)."""
     pair.create(
         "CREATE TABLE u (id int PRIMARY KEY, email text UNIQUE, v int); CREATE TABLE beside (id int PRIMARY KEY);"
         "INSERT INTO u SELECT n, 'a' || n, 0 FROM generate_series(1, 120) AS n"

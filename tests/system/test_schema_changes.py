@@ -189,7 +189,7 @@ def test_t48_column_types_change_under_prepared_statements(pair: Pair) -> None:
 
 
 def test_t48_a_target_table_is_exchanged(pair: Pair) -> None:
-    """A table made anew under the same name mid-run, with other column numbers, is taken as it comes (T-48, F27)."""
+    """A table recreated under the same name mid-run, with other column numbers, is taken as it comes (T-48, F27)."""
     pair.create(_TABLE)
     daemon = pair.start(workers=8)
     with inserting(pair.source):

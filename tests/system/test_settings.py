@@ -23,7 +23,7 @@ __all__ = ["pair"]
 
 _TARGET_REFUSED = 4
 
-#: What may be set for a role or a database; each one breaks an applier that does not pin it (F26).
+#: Settings that may be set for a role or a database; each one breaks an applier that does not pin it (F26).
 _HOSTILE = {
     "default_transaction_isolation": "serializable",
     "default_transaction_read_only": "on",
@@ -166,7 +166,7 @@ def plain_role(target_db: Database) -> Iterator[str]:
 def plain_route_of_role(
     source_db: Database, target_db: Database, plain_role: str, init_route: Callable[[Route], None]
 ) -> Route:
-    """Tables of somebody else, which the role may change but, as yet, not read."""
+    """Tables of another owner, which the role may change but, as yet, not read."""
     for database in (source_db, target_db):
         database.execute("CREATE TABLE item (id int PRIMARY KEY, v int NOT NULL); CREATE TABLE evt (n int NOT NULL)")
     source_db.execute("CREATE PUBLICATION pub FOR TABLE item, evt; INSERT INTO item VALUES (1, 0)")
@@ -182,7 +182,7 @@ def plain_route_of_role(
 def test_what_the_role_lacks_is_named(
     plain_route_of_role: Route, plain_role: str, start_daemon: StartDaemon, run_command: RunCommand
 ) -> None:
-    """What the role lacks stops the daemon with exit 4 and its name, one after the other; with all it goes on.
+    """A privilege that the role lacks stops the daemon with exit 4 and its name, one by one; with all it goes on.
 
     T-62: without SET on session_replication_role, init and run refuse with the GRANT to give.
     T-65: an update needs SELECT on its table; privilege and table are named, and nothing is skipped.

@@ -54,7 +54,7 @@ def test_t70_a_stopped_transaction_is_skipped_and_nothing_else(pair: Pair, run_c
     assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(1,), (7,), (8,)]
     assert pair.target.rows(_KEPT) == [("insert", "6", 1), ("insert", "7", 2), ("delete", "1", 3)]
     assert len(daemon.events_of("transaction_skipped")) == 1
-    # What had stopped it is over, and the request is done.
+    # The conflict that had stopped it is over, and the request is done.
     assert pair.target.rows("SELECT outcome FROM parapply.conflicts WHERE conflict_type = 'insert_exists'") == [
         ("skipped",)
     ]
@@ -89,9 +89,9 @@ def test_a_row_that_comes_into_a_filter_without_a_value_stops_the_daemon(pair: P
 
 
 def test_t70_a_transaction_that_is_not_to_come_is_refused(pair: Pair, run_command: RunCommand) -> None:
-    """What has been applied cannot be skipped, with a daemon or without, and the request changes nothing.
+    """A transaction that has been applied cannot be skipped, with a daemon or without; the request changes nothing.
 
-    A slip in the LSN is told at once, by the publisher or by what is known of it, and no request is left.
+    A slip in the LSN is reported at once, by the publisher or from what is known of it, and no request is left.
     """
     pair.create(_TABLE)
     pair.write("INSERT INTO t VALUES (1, 'a')")

@@ -54,7 +54,7 @@ def _in_snapshot(target: Database, name: str, query: str) -> list[tuple[Any, ...
 
 
 class _Moment:
-    """The tables' checksums on the source, and an LSN at which they are that: nobody writes while they are taken."""
+    """The tables' checksums on the source, and an LSN at which they hold: no session writes while they are taken."""
 
     def __init__(self, source: Database) -> None:
         self.checksums: list[tuple[object, ...]] = []
@@ -75,7 +75,7 @@ class _Moment:
 async def test_a_snapshot_equals_the_source_at_its_lsn(
     source_db: Database, target_db: Database, start_daemon: StartDaemon, order: str
 ) -> None:
-    """O5 for any LSN: checksums taken on the source while nobody writes are those of the snapshot at that LSN.
+    """O5 for any LSN: checksums taken on the source while no session writes equal the snapshot's at that LSN.
 
     One at the earliest LSN possible holds all transfers known to end before, and each whole.
     """
@@ -150,8 +150,8 @@ async def test_what_those_who_ask_are_told(
 ) -> None:
     """No daemon, and an LSN that the target has passed: each is one clear error, and nothing stands still for it.
 
-    The command line prints name, LSN and pause; its command finds them, and its exit code is passed on. Who asked is
-    gone while the daemon stands still for it: it goes on by itself.
+    The command line prints name, LSN and pause; its command finds them, and its exit code is passed on. The requester
+    is gone while the daemon pauses for it, and the daemon goes on without it.
     """
     create_bank(source_db, target_db)
     route = Route(source=source_db, target=target_db, settings=FAST)
@@ -171,7 +171,7 @@ async def test_what_those_who_ask_are_told(
     with pytest.raises(TargetRefused, match=f"{before} is in the past"):
         async with snapshots([_config(route)], lsn=parse_lsn(before), timeout_s=_TIMEOUT_S):
             pass
-    # Nobody writes: the publisher says itself that there is nothing before this LSN.
+    # No session writes, so the publisher reports that nothing comes before this LSN.
     after = parse_lsn(route.end_of_source_lsn())
     async with snapshots([_config(route)], lsn=after, timeout_s=_TIMEOUT_S) as (taken,):
         assert taken.at_lsn == after

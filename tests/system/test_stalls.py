@@ -1,4 +1,4 @@
-"""Waits that PostgreSQL cannot see: the commit order among our own sessions, with somebody else's in between (T-30)."""
+"""Waits that PostgreSQL cannot see: the commit order among our sessions, with a foreign session's in between (T-30)."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_session_that_is_no_workers_and_is_blocked_is_told(
 
 
 def test_locked_tables_do_not_hold_up_the_start(route: Route, start_daemon: StartDaemon) -> None:
-    """A table that somebody has locked on either end keeps a daemon that starts from no other table."""
+    """A table that another session has locked on either end keeps a daemon that starts from no other table."""
     route.source.execute("INSERT INTO item VALUES (1, 0)")
     with (
         foreign_transaction(route.source, "TRUNCATE evt"),
@@ -244,7 +244,7 @@ def test_a_command_says_what_it_waits_for_on_the_publisher(route: Route, start_d
 def test_a_slot_that_waits_for_transactions_names_the_oldest(
     source_db: Database, target_db: Database, start_daemon: StartDaemon, way: str
 ) -> None:
-    """A new slot waits for every transaction that runs on its server: the one that keeps it longest is told."""
+    """A new slot waits for every transaction that runs on its server: the one that keeps it longest is named."""
     for database in (source_db, target_db):
         database.execute("CREATE TABLE item (id int PRIMARY KEY, v int NOT NULL)")
     source_db.execute("CREATE PUBLICATION pub FOR TABLE item")

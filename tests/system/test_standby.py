@@ -1,4 +1,4 @@
-"""The daemon as the publisher's synchronous standby: what a commit waits for is there when it returns (F40)."""
+"""The daemon as the publisher's synchronous standby: rows that a commit waits for are present when it returns (F40)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.crash
 _NO_TIMERS = {
     "apply.advance_interval_s": 3600, "source.status_interval_s": 3600, "source.receive_timeout_s": 36000,
 }  # fmt: skip
-#: Commits are acknowledged at once, and on disk ten seconds later unless somebody flushes (F6).
+#: Commits are acknowledged at once, and on disk ten seconds later unless another session flushes (F6).
 _LAZY = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
 _BLOCKED = (
     "SELECT count(*) = {} FROM pg_stat_activity WHERE datname = current_database()"
@@ -47,7 +47,7 @@ def publisher(server_pool: ServerPool, pg_major: int) -> Iterator[PgServer]:
 
 @pytest.fixture(scope="module")
 def lazy_target(server_pool: ServerPool, pg_major: int) -> Iterator[PgServer]:
-    """A target that loses what nobody flushes."""
+    """A target that loses commits that no session flushes."""
     server = server_pool.new("lazy", pg_major, _LAZY)
     yield server
     server.cleanup()
@@ -98,7 +98,7 @@ def _commit(database: Database, level: str, statement: str) -> None:
         connection.execute(statement.encode())
 
 
-# Which commits are reported, and what makes them durable, do not depend on each other.
+# The commits that are reported and the means that make them durable do not depend on each other.
 @pytest.mark.parametrize(("commit_order", "synchronous_commit"), [("preserve", "off"), ("relaxed", "on")])
 def test_what_a_commit_waits_for_is_there(standby: _Standby, commit_order: str, synchronous_commit: str) -> None:
     """With remote_apply a row is visible when COMMIT returns; no level waits for a timer, nor for what is not its own.
@@ -133,7 +133,7 @@ def test_what_a_commit_waits_for_is_there(standby: _Standby, commit_order: str, 
 def test_what_a_commit_waits_for_survives_a_crash(standby: _Standby, lazy_target: PgServer) -> None:
     """With `on` a row is on the target's disk when COMMIT returns, though no session of the daemon waits (O7, T-1).
 
-    The daemon comes back by itself, and commits that waited for it meanwhile return.
+    The daemon recovers without help, and commits that waited for it in the meantime return.
     """
     with ThreadPoolExecutor() as threads, standby(target__synchronous_commit="off") as (route, daemon):
         for crash in (lazy_target.crash, lazy_target.kill):

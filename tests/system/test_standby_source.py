@@ -80,7 +80,7 @@ def test_a_standby_is_the_publisher(
         "source.catch_up_enter_bytes": 2,
     }
     route = Route(source=source, target=target_db, settings=settings, source_dsn=dsn)
-    # What the standby has replayed is what it can copy.
+    # A standby can copy only the rows that it has replayed.
     Database(dbname="source", server=standby).wait_until("SELECT count(*) = 50 FROM item")
     back = tmp_path / "back.toml"
     back.write_text(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
-#: What must stay as it was: another slot that is applied here.
+#: A row that must stay as it was: another slot that is applied here.
 _OWN = "SELECT slot_id, slot_name, lowest_lsn FROM parapply.slots WHERE slot_name = 'another'"
 #: Seconds that no daemon of a test is behind, on no machine.
 _LAG_S = 7_000_000
@@ -42,7 +42,7 @@ def route(source_db: Database, target_db: Database, run_command: RunCommand) -> 
 def _make_state_of_its_own(route: Route, run_command: RunCommand) -> None:
     back = Route(source=route.target, target=route.source, publication="back")
     assert run_command(back, "init").returncode == 0
-    # What FOR ALL TABLES does for whatever is there; made before it would keep `init` from its work.
+    # The publication gets what FOR ALL TABLES would add; made before `init` it would keep `init` from its work.
     route.source.execute("ALTER PUBLICATION pub ADD TABLES IN SCHEMA parapply")
 
 

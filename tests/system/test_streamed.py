@@ -150,7 +150,7 @@ def test_t51_a_rollback_of_chunks_already_applied(lab: _Lab) -> None:
 
 
 def test_a_rolled_back_transaction_leaves_nothing_and_its_worker(lab: _Lab) -> None:
-    """What was followed and rolled back as a whole is gone, and its worker follows the next, three times in a row."""
+    """A transaction followed and rolled back as a whole is gone; its worker follows the next, three times in a row."""
     for _ in range(3):
         with lab.route.source.connect() as session:
             session.execute("BEGIN")
@@ -247,7 +247,7 @@ def test_t53_a_full_queue(lab: _Lab) -> None:
 def test_t54_a_chunk_waits_for_what_committed_before_it(lab: _Lab) -> None:
     """A transaction in progress that changes a row does so behind an earlier commit that changed it (T-54).
 
-    That one is held on the target: nothing of the transaction is applied meanwhile, though a worker follows it.
+    That one is held on the target: nothing of the transaction is applied until then, though a worker follows it.
     """
     source, target = lab.route.source, lab.route.target
     with source.connect() as session:
@@ -291,7 +291,7 @@ def _n_followed_before(daemon: Daemon, xid: int) -> int:
 
 
 def test_a_refused_table_matters_only_if_its_rows_count(lab: _Lab) -> None:
-    """A table that the target lacks makes the worker give way; rolled back before the commit, it troubles nobody."""
+    """A table that the target lacks makes the worker give way; rolled back before the commit, it has no effect."""
     with lab.route.source.connect() as session:
         session.execute("BEGIN")
         xid = xid_of(session)

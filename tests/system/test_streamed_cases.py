@@ -28,7 +28,7 @@ KEPT = Variant(workers=1, mode="live", settings={**FOLLOW, **IN_PIECES}, name="k
 SMALL = Variant(workers=4, mode="live", settings={"apply.stream_start_bytes": 1 << 30}, name="small")
 RELAXED = Variant(workers=4, mode="live", settings={**FOLLOW, "apply.commit_order": "relaxed"}, name="relaxed")
 BACKLOG = Variant(workers=2, mode="backlog", settings={**FOLLOW, **IN_PIECES}, name="backlog")
-#: What a server sends differs by version, what is done with it does not: one way also reads it on the oldest.
+#: Messages of a server differ by version, their handling does not: one way also reads them on the oldest.
 EVERYWHERE = (FOLLOWED,)
 ON_18 = (KEPT, SMALL, RELAXED, BACKLOG)
 _WITH_ALL = 18

@@ -45,7 +45,7 @@ CREATE TABLE evt (id int, v text);
 CREATE TABLE small (id serial PRIMARY KEY, v int);
 """
 _ALL = ("item", "evt", "small")
-#: Nobody follows: there is one worker, which the head needs.
+#: No worker follows: only one exists, which the head needs.
 _KEEP = {**FOLLOW, **LITTLE_MEMORY, "apply.workers": 1}
 
 
@@ -179,7 +179,7 @@ def test_f21_a_full_disk_stops_that_transaction_only(route: Route, start_daemon:
 
 
 def test_f21_the_limit_of_all_files(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """What is beyond apply.spill_limit_bytes is not kept: one that is rolled back, or fits later, troubles nobody."""
+    """Streams beyond apply.spill_limit_bytes are not kept; one that is rolled back, or fits later, has no effect."""
     more = {**_KEEP, "apply.spill_dir": str(tmp_path), "apply.spill_limit_bytes": 1 << 20}
     daemon = start_daemon(route, settings=more)
     daemon.wait_for_event("source_connected")
@@ -196,7 +196,7 @@ def test_f21_the_limit_of_all_files(route: Route, start_daemon: StartDaemon, tmp
 
 
 def test_f21_what_finds_no_room_comes_whole(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """What has no room is applied after its commit: streaming is off until then, and then on again."""
+    """A transaction that has no room is applied after its commit: streaming is off until then, and then on again."""
     more = {**FOLLOW, "apply.spill_dir": str(tmp_path), "apply.spill_limit_bytes": 1 << 20}
     daemon = start_daemon(route, settings=more)
     daemon.wait_for_event("source_connected")
@@ -252,7 +252,7 @@ def test_two_daemons_share_a_directory(
 
 
 def test_relaxed_nobody_waits_for_the_end_of_a_transaction_in_progress(route: Route, start_daemon: StartDaemon) -> None:
-    """Relaxed, not only the head gets the locks of a transaction in progress: one behind a held up head does, too."""
+    """Relaxed, a transaction in progress gives its locks not only to the head: also to one behind a held up head."""
     route.source.execute("CREATE TABLE loose (id int, v text); INSERT INTO item VALUES (1, 'held')")
     route.target.execute("CREATE TABLE loose (id int PRIMARY KEY, v text)")
     daemon = start_daemon(route, settings={**FOLLOW, "apply.commit_order": "relaxed", "apply.workers": 4})

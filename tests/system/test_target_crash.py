@@ -66,7 +66,7 @@ class _ConfirmedSampler:
 
 @pytest.fixture
 def lazy_server(own_servers: OwnServers) -> PgServer:
-    """A target that loses what nobody flushes."""
+    """A target that loses commits that no session flushes."""
     return own_servers("lazy", settings=_LAZY)
 
 
@@ -76,9 +76,9 @@ def lazy_server(own_servers: OwnServers) -> PgServer:
 def test_nothing_confirmed_is_lost(
     source_db: Database, lazy_server: PgServer, init_route: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
-    """After each of two crashes under load, all that was confirmed is there before anything repairs it (O7, T-1).
+    """After each of two crashes under load, all confirmed rows are present before anything repairs them (O7, T-1).
 
-    Then the daemon, the same process all the time, comes back by itself, and in the end nothing is lost or doubled.
+    Then the daemon, the same process all the time, recovers, and in the end nothing is lost or doubled.
     """
     target = create_database(lazy_server, "target")
     # With longer breaks between the durable advances more is at stake.
@@ -104,7 +104,7 @@ def test_nothing_confirmed_is_lost(
             present = _transfers(route)
             assert confirmed, "nothing was confirmed: this proves nothing"
             assert confirmed <= present, f"{len(confirmed - present)} confirmed transactions are lost"
-            assert not at_stake or at_stake - present, "all is there: the target is not lazy, this proves nothing"
+            assert not at_stake or at_stake - present, "all are present: the target is not lazy, this proves nothing"
             daemon.send(signal.SIGCONT)
         daemon.wait_caught_up()
         load.stop()

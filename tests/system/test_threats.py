@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from parapply.login import Login
 from parapply.target.catalogue.facts import load_facts
 from parapply.target.session import settings
 from tests.fixtures.daemon import Daemon
@@ -35,7 +36,7 @@ ALTER TABLE {role}.{table} ENABLE ALWAYS TRIGGER attack;
 def test_an_owner_has_no_code_run_as_the_daemon(
     mallory: Mallory, table: str, new_slot: Callable[[Route], None], run_command: RunCommand
 ) -> None:
-    """Not by a trigger that was there before the daemon, nor by one that comes while the daemon runs unaware of it."""
+    """No code runs of a trigger from before the daemon, nor of one that comes while the daemon is unaware of it."""
     route = Route(source=mallory.route.source, target=mallory.route.target, target_dsn=mallory.route.target_dsn,
                   settings={**FAST, "apply.catalogue_check_s": 3600})  # fmt: skip
     new_slot(route)
@@ -102,7 +103,7 @@ CREATE INDEX ON {role}.c (upper(v)) WHERE id > 0"""
          ["domain {role}.d"]),
         (("CREATE DOMAIN {role}.d AS text CHECK (VALUE ~ '@');"
           " CREATE TABLE {role}.c (id {role}.d CHECK (id <> ''))"), []),
-        # What a type has inside is made from text as well; a cast to json is called by to_json.
+        # The content of a type is made from text as well; a cast to json is called by to_json.
         (("CREATE DOMAIN {role}.d AS int CHECK (VALUE > {role}.rise()); CREATE TABLE {role}.c (id int,"
           " v text CHECK (v::{role}.d[] IS NOT NULL))"), ["check constraint c_v_check"]),
         ("CREATE TABLE {role}.c (id int, v text CHECK (to_jsonb(v) IS NOT NULL))", ["check constraint c_v_check"]),
@@ -125,7 +126,7 @@ def test_every_kind_of_code_is_found(mallory: Mallory, code: str, found: list[st
     target = mallory.route.target
 
     async def load() -> TableFacts | None:
-        async with await settings.connect_control(target.dsn, role="replica", application_name="test") as conn:
+        async with await settings.connect_control(Login(target.dsn), role="replica", application_name="test") as conn:
             return await load_facts(conn, mallory.role, "c", role="replica")
 
     mallory.on(target, "CREATE SEQUENCE {role}.n")

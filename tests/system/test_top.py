@@ -75,7 +75,7 @@ class Terminal:
             if select.select([self._fd], [], [], left_s)[0]:
                 try:
                     self._text += os.read(self._fd, 65536)
-                except OSError as error:  # Linux's way of saying that nobody has the other end any more
+                except OSError as error:  # Linux's way of saying that no process has the other end open
                     raise AssertionError(f"ended without {text!r}: {self._text[-3000:]!r}") from error
         self._text = self._text.partition(text.encode())[2]
 
@@ -129,7 +129,7 @@ def terminal(pair: Pair, *arguments: str) -> Iterator[Terminal]:
 
 
 def test_once(pair: Pair, run_command: RunCommand) -> None:
-    """What was applied is in the state tables within seconds, and on the screen: rows, tables, workers, who waits."""
+    """Applied changes are in the state tables within seconds, and on the screen: rows, tables, workers, who waits."""
     pair.create(_TABLES)
     daemon = pair.start(workers=2)
     pair.write("INSERT INTO item SELECT g, 0 FROM generate_series(1, 30) AS g", "INSERT INTO evt VALUES (1), (2)")
@@ -229,7 +229,7 @@ def test_status_watch_in_a_terminal(pair: Pair) -> None:
 
 
 def test_what_cannot_be_shown_is_one_line(pair: Pair, run_command: RunCommand) -> None:
-    """A slot that nobody knows is exit 4; no terminal is exit 2 and says --once."""
+    """An unknown slot is exit 4; no terminal is exit 2 and says --once."""
     done = run_command(pair.route, "top", "--once")
     assert (done.returncode, done.stderr.count("\n")) == (_TARGET_REFUSED, 1)
     done = run_command(pair.route, "top")
@@ -254,7 +254,7 @@ def test_it_ends_with_its_terminal(pair: Pair) -> None:
     with terminal(pair, "top") as shown:
         shown.wait_for(pair.route.slot)
         assert shown.hang_up() == 0
-    # What is ignored here is ignored by the programs that are started.
+    # A signal ignored here is ignored by the programs that are started.
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         for words in (["status", "--watch"], ["status", "--watch", "--json"]):

@@ -41,7 +41,7 @@ def test_killed_in_mid_line(route: Route, start_daemon: StartDaemon, tmp_path: P
     daemon.wait_caught_up()
     (path,) = tmp_path.iterdir()
     while not path.read_bytes():
-        # Nothing tells when the second is over after which records are written; more of them do no harm.
+        # No event reports when the second after which records are written is over; more of them do no harm.
         route.source.execute("INSERT INTO note VALUES (2)")
         daemon.wait_caught_up()
     daemon.kill()

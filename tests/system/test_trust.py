@@ -20,9 +20,9 @@ CREATE TABLE first (id int PRIMARY KEY);
 
 
 def _handed_over(first: int, count: int) -> Iterator[str]:
-    """Yield transactions in which values go from row to row, seen by nobody: their index is on an expression.
+    """Yield transactions in which values go from row to row, unseen, because their index is on an expression.
 
-    Who gives has more to do before than who takes, so that the taker comes too early where nothing holds it.
+    The giver has more to do before than the taker, so that the taker comes too early where nothing holds it.
     """
     for number in range(first, first + count):
         rows = f"INSERT INTO first SELECT generate_series({number * 10000}, {number * 10000 + 2500})"
@@ -40,7 +40,7 @@ def test_t19_a_table_that_keeps_failing_has_its_batches_follow_one_another(pair:
     settings = {"apply.max_batch_transactions": 1}
     daemon = pair.start(workers=4, settings=settings)
     daemon.wait_caught_up()
-    # How many of them meet is left to the machine.
+    # The number of batches that meet is left to the machine.
     for first in range(26, 101, 25):
         if daemon.events_of("table_trust"):
             break

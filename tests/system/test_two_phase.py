@@ -82,7 +82,7 @@ def _decide(pair: Pair, daemon: Daemon, what: str, gid: str = "test_prepared_tab
 def test_021_twophase(pair: Pair) -> None:
     """021: committed, rolled back, with a savepoint undone, with an empty name, and without any change.
 
-    What has no changes comes in different ways from different versions, some of them with its outcome only.
+    A transaction without changes comes in different ways from different versions, from some with its outcome only.
     """
     pair.create(_FULL, _FULL_TARGET)
     pair.source.execute("CREATE TABLE unpublished (a int); ALTER PUBLICATION pub RENAME TO everything;"

@@ -47,7 +47,7 @@ _COMMANDS = {"PREPARE": b"PREPARE TRANSACTION", "COMMIT": b"COMMIT PREPARED", "R
 # live longer here.
 _NOTE, _FORGET = b".undecided (slot_id, gid) VALUES", b"WITH noted AS (DELETE"
 _RECORDS = {"PREPARE": _NOTE, "COMMIT": _FORGET, "ROLLBACK": _FORGET}
-#: Acknowledged at once, and on disk ten seconds later unless somebody flushes.
+#: Acknowledged at once, and on disk ten seconds later unless another session flushes.
 _LAZY = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
 #: Processes of the server that flush WAL when their time has come.
 _FLUSHERS = "SELECT pid FROM pg_stat_activity WHERE backend_type IN ('walwriter', 'background writer', 'checkpointer')"
@@ -100,7 +100,7 @@ class Run:
 
 @pytest.fixture
 def run(pair: Pair, shape: Shape, start_daemon: StartDaemon) -> Run:
-    """Tables and a slot; transactions of more than some hundred rows are streamed."""
+    """Tables and a slot; transactions of more than a few hundred rows are streamed."""
     stream_early(pair.source)
     pair.create(TABLES)
     return Run(pair, shape, start_daemon)
@@ -116,8 +116,8 @@ def run_whole(pair: Pair, start_daemon: StartDaemon) -> Run:
 for_each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
-#: What is lost of a PREPARE. After one that has happened, its shape decides only what is not applied once more: for
-#: that it is one whether the answer is lost or the record, and whether the file was followed or read at the end.
+#: The part of a PREPARE that is lost. After one that has happened, its shape decides only what is not applied again; it
+#: makes no difference to that whether answer or record is lost, or whether the file was followed or read at the end.
 _LOST = {"whole": ("before", "answer", "record"), "large": ("before", "answer"), "followed": ("before", "record")}
 
 

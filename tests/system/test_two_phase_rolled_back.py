@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["pair"]
 
 _TABLES = "CREATE TABLE t (id int PRIMARY KEY, v varchar); CREATE TABLE n (id int PRIMARY KEY);"
-#: Rows that are there before the backlog, on both sides.
+#: Rows that both sides have before the backlog.
 _KEPT = "INSERT INTO t SELECT -g, 'kept' FROM generate_series(1, 10) AS g"
 #: Some of the deletes are sent without the inserts.
 _UNDONE = (
@@ -37,7 +37,7 @@ _UNDONE = (
     "SAVEPOINT b",
     "DELETE FROM t WHERE id <= 700 AND id > 0",
 )
-#: What is sent of it can be prepared.
+#: The part of it that is sent can be prepared.
 _HALF = (_UNDONE[0], "SAVEPOINT a", "DELETE FROM t WHERE id = -1")
 #: With 4 MB for decoding more than a piece is sent without its inserts.
 _LARGE = (
@@ -49,7 +49,7 @@ _SMALL_PIECES = {"apply.memory_limit_bytes": 16 * 1024 * 1024}
 
 
 def _new_slot(pair: Pair) -> None:
-    """Make tables, rows on both sides, and a slot with two_phase that nobody reads."""
+    """Make tables, rows on both sides, and a slot with two_phase that no session reads."""
     stream_early(pair.source)
     pair.source.execute(_TABLES + _KEPT)
     pair.target.execute(_TABLES + _KEPT)
@@ -81,7 +81,7 @@ def _check(pair: Pair, daemon: Daemon, *, left_out: int) -> None:
     ids=["spilled", "followed"],
 )
 def test_a_part_that_is_streamed(pair: Pair, settings: Mapping[str, str | float]) -> None:
-    """H1: nothing is prepared of what fails, and nothing is told; what can be prepared is rolled back in its turn."""
+    """H1: a transaction that fails is neither prepared nor reported; one that can be is rolled back in its turn."""
     _new_slot(pair)
     for number, statements in enumerate((_UNDONE, _HALF, _UNDONE)):
         _roll_back(pair, *statements)
@@ -125,7 +125,7 @@ def test_restarts_and_a_publisher_away(pair: Pair, start_daemon: StartDaemon) ->
 
 
 def test_only_a_rollback_is_left_out(pair: Pair) -> None:
-    """What is still prepared, or committed, stops the daemon; repaired it is applied. Rolled back it stops nobody."""
+    """One still prepared, or committed, stops the daemon; repaired, it is applied. A rolled back one does not."""
     _new_slot(pair)
     pair.drain(settings=TWO_PHASE)
     pair.target.execute("DELETE FROM t WHERE id = -5")
@@ -149,7 +149,7 @@ def test_only_a_rollback_is_left_out(pair: Pair) -> None:
 
 @pytest.mark.parametrize("streaming", ["off", "auto"])
 def test_a_table_that_only_it_has_changed(pair: Pair, streaming: str) -> None:
-    """A column that the target lacks stops nobody if the transaction that made it was rolled back."""
+    """A column that the target lacks stops no daemon if the transaction that made it was rolled back."""
     _new_slot(pair)
     daemon = pair.start(settings={**TWO_PHASE, "source.streaming": streaming})
     daemon.pause()

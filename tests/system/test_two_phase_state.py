@@ -1,4 +1,4 @@
-"""What prepared transactions are called, who sees them, whom they block, and who rolls them back (T-37, T-56, F34)."""
+"""Names of prepared transactions, who sees them, whom they block, and who rolls them back (T-37, T-56, F34)."""
 
 from __future__ import annotations
 
@@ -160,10 +160,10 @@ def test_drop_waits_for_a_prepare_on_its_way(pair: Pair, start_daemon: StartDaem
 
 @pytest.mark.pg_majors(15, 18)
 def test_t37_a_prepared_transaction_in_the_way(pair: Pair, pg_major: int) -> None:
-    """T-37: a unique index that only the target has: who waits for a prepared transaction says for which.
+    """T-37: with a unique index that only the target has, a batch that waits for a prepared transaction names it.
 
-    Everything that does not meet it passes it meanwhile. Rolled back on the publisher it is in nobody's way, although
-    that comes later in the stream than who waits for it. On the older version in relaxed order.
+    Every other batch passes it. Rolled back on the publisher it is in the way of none, although the rollback comes
+    later in the stream than the batch that waits for it. On the older version in relaxed order.
     """
     order = "preserve" if pg_major == 18 else "relaxed"
     pair.create(TABLES, TABLES + "CREATE UNIQUE INDEX ON t (v);")
@@ -196,7 +196,7 @@ def test_t37_a_prepared_transaction_in_the_way(pair: Pair, pg_major: int) -> Non
     ids=["lost", "committed"],
 )
 def test_f33_ended_otherwise_by_somebody_else(pair: Pair, here: str, there: str, says: str) -> None:
-    """F33: ended on the target by hand, and not as on the publisher: that is told (exit 5), nothing goes on."""
+    """F33: ended on the target by hand, and not as on the publisher: that is reported (exit 5), nothing goes on."""
     pair.create(TABLES)
     daemon = pair.start(settings=TWO_PHASE)
     write_prepared(pair.source, "a", "INSERT INTO t VALUES (1, 'geheim')")

@@ -171,9 +171,9 @@ def test_t59_no_room_for_a_prepared_transaction(
 # Before PostgreSQL 18 a slot keeps two_phase for good.
 @pytest.mark.pg_majors(18)
 def test_two_phase_is_not_switched_off_with_something_prepared(pair: Pair, start_daemon: StartDaemon) -> None:
-    """Off while the slot has it is refused (exit 3), and off with something prepared, too (exit 4); on again goes on.
+    """Off while the slot has it is refused (exit 3), as is off with something prepared (exit 4); on again goes on.
 
-    What is prepared here ends here, although the slot then sends it as if it had never been prepared.
+    A transaction prepared here ends here, although the slot then sends it as if it had never been prepared.
     """
     stream_early(pair.source)
     pair.create(TABLES)

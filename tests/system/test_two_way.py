@@ -12,6 +12,8 @@ from tests.fixtures.route import Route
 from tests.fixtures.table_rows import contents
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.fixtures.daemon import Daemon, RunCommand, StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
@@ -42,10 +44,13 @@ class TwoWay:
 
     def start(self, settings: dict[str, str]) -> list[Daemon]:
         """Start both daemons and return them when they read."""
-        daemons = [self._start_daemon(route, settings={**_SETTINGS, **settings}) for route in self.routes]
-        for daemon in daemons:
-            daemon.wait_for_event("source_connected")
-        return daemons
+        return [self.start_one(number, settings) for number in range(len(self.routes))]
+
+    def start_one(self, number: int, settings: Mapping[str, str] | None = None) -> Daemon:
+        """Start the daemon of a route and return it when it reads."""
+        daemon = self._start_daemon(self.routes[number], settings={**_SETTINGS, **(settings or {})})
+        daemon.wait_for_event("source_connected")
+        return daemon
 
     def check_equal(self, daemons: list[Daemon]) -> None:
         """Wait until both have applied what the other wrote, then compare."""
@@ -111,7 +116,7 @@ def test_t17_the_last_update_wins_on_both_nodes(
 def test_t17_a_table_copied_again_does_not_go_back(
     source_db: Database, target_db: Database, start_daemon: StartDaemon, run_command: RunCommand
 ) -> None:
-    """What `refresh --truncate` does on one node is no local change there: neither its TRUNCATE nor its rows are sent.
+    """`refresh --truncate` on one node is no local change there: neither its TRUNCATE nor its rows are sent.
 
     Its rows are the publisher's for every policy, with the time of the snapshot. The places of its origins are free
     again, of which a server has few.

@@ -25,7 +25,7 @@ NOT_COMPARABLE = frozenset(
      "box[]"}
 )  # fmt: skip
 
-#: Trap T-44, beyond those of the integration tests.
+#: Texts of trap T-44 beyond the ones of the integration tests.
 MORE_TEXTS = {
     "text": ["\x01\x7f", "\u200d\u0301", "'; DROP TABLE every; --", "$1"],
     "bytea": ["\\x" + "00" * 300, "\\x5c5c00"],
@@ -114,7 +114,7 @@ def fan(fans: Fans, pg_major: int) -> Fan:
 
 @every_variant
 def test_t44_every_type(fan: Fan, variant: Variant) -> None:
-    """What a column of any type holds on the source it holds on the target, to the last character (T-44)."""
+    """A column of any type holds on the target what it holds on the source, to the last character (T-44)."""
     found = fan.check(variant, "all_types")
     assert len(found["every"]) > 8
 

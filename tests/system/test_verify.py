@@ -135,7 +135,7 @@ def test_one_row_is_found_in_any_kind_of_range(
 
 
 def _check_again(route: Route, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was equal a moment ago is compared again as time allows, the newest keys too; what is left out is named."""
+    """Ranges equal a moment ago are compared again as time allows, also the newest keys; omissions are named."""
     flags = {"source.dsn": route.source.dsn, "target.dsn": route.target.dsn, "source.slot": route.slot,
              "source.publications": (route.publication,)}  # fmt: skip
     config = load_config(None, (), flags, {})
@@ -154,7 +154,7 @@ def test_compared_tables_are_unlocked(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """What was compared is unlocked before the end, in the same snapshot: a server has few locks for its tables."""
+    """Compared tables are unlocked before the end, in the same snapshot, as a server has few locks for its tables."""
     route = damaged(source_db, target_db, run_command, start_daemon)
     locked: list[int] = []
     unlock = VerifyEnd.done

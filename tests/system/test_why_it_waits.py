@@ -19,7 +19,7 @@ CREATE TABLE heap (v int);
 ALTER TABLE heap REPLICA IDENTITY FULL;
 """
 _REFERENCE = "foreign key child_parent_fkey in public.child"
-#: Whether the workers wait for this and for nothing else; `N` is the number of the batch that is waited for.
+#: True if the workers wait for this and for nothing else; `N` is the number of the batch that is waited for.
 _SHOWN = """
 SELECT array_agg(replace(regexp_replace(waits_for, 'batch ' || n || '(?!\\d)', 'batch N'), 'batch ' || n + 1 || ' ',
   'batch N+1 ')) FILTER (WHERE waits_for NOT LIKE 'a lock %') = ARRAY['{}']
@@ -28,7 +28,7 @@ FROM parapply.workers, LATERAL (SELECT substring(waits_for FROM '(?:for|after) b
 _HOLD = "UPDATE gate SET n = n + 1 WHERE id = 1; "
 
 
-#: What is committed first and held up, what comes after it, and which kind of key, table and index it waits for.
+#: The first transaction, committed and held up, the one after it, and the kind of key, table and index it waits for.
 _WAITS = (
     ("INSERT INTO parent VALUES (1)", "INSERT INTO child VALUES (1, 1)", _REFERENCE),
     ("INSERT INTO u VALUES (1, 'a', false, 0)", "UPDATE u SET v = 1 WHERE id = 1", "key in public.u"),

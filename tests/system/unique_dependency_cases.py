@@ -1,6 +1,6 @@
 """Unique indexes beside the key, for `test_dependencies.py`: what the first transaction frees, the later ones take.
 
-What is freed is mostly not on the wire; the index says what is equal, and it may be the target's only.
+A freed value is mostly not on the wire; the index says what is equal, and only the target may have it.
 """
 
 from __future__ import annotations
@@ -191,5 +191,5 @@ KEYS_OF_THE_TARGET = (
         retries=None,
         query="SELECT * FROM u ORDER BY id",
     ),
-    # An index that is made meanwhile has a daemon of its own: noticing it is a barrier (test_catalogue_watch.py).
+    # An index made during a run has a separate daemon, because noticing it is a barrier (test_catalogue_watch.py).
 )

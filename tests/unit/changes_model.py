@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from parapply.plan.keys import Key
     from parapply.plan.table_changes import TableChanges
 
-#: What a column holds that no insert has given a value; rows that were there first hold OLD in it.
+#: Content of a column that no insert has given a value; rows that existed first hold OLD in it.
 DEFAULT = b"default"
 OLD = b"old"
 
@@ -133,7 +133,7 @@ class Side:
     """The rows of every table: per key, and a heap of those without one."""
 
     def __init__(self, specs: Iterable[Spec] = SPECS) -> None:
-        """Start with the first key of every table, written by somebody who filled every column."""
+        """Start with the first key of every table, written with a value in every column."""
         self.specs = {spec.oid: spec for spec in specs}
         self.rows: dict[int, dict[int, Values]] = {}
         self.heaps: dict[int, list[Values]] = {}
@@ -219,7 +219,7 @@ class Side:
 
         Args:
             batch: closed.
-            with_late_keys: all changes; else those of late keys are left to `apply_late_keys`.
+            with_late_keys: all changes; else late keys' changes are left to `apply_late_keys`.
         """
         assert not batch.is_suspect
         for step in batch.steps:

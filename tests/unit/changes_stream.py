@@ -93,7 +93,7 @@ class Publisher:
         return self.frames
 
     def change(self, spec: Spec, op: Op) -> None:
-        """Write one change: of a row that is there, or an insert of one that is not."""
+        """Write one change: of a row that exists, or an insert of one that does not."""
         if op.kind == "truncate":
             others = [other for other in self.specs if other.lane is not spec.lane][: op.key]
             for each in (spec, *others):

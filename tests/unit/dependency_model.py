@@ -1,7 +1,7 @@
-"""Which batches depend on each other, by the messages alone: the model that the dependency check must equal.
+"""Dependencies between batches, from the messages alone: the model that the dependency check must equal.
 
 In go batches as test streams make them; out come tables by the publisher's OID and keys as the planner holds them. The
-reference decoder reads the messages, and the lists of a `Spec` tell which texts are one key.
+reference decoder reads the messages, and the lists of a `Spec` define which texts are one key.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def touched(batch: Batch) -> set[tuple[int, object]]:
 
 
 def splittable(batch: Batch) -> set[int]:
-    """Return the tables in which changes of one key do not care about those of another, by the frames alone.
+    """Return the tables in which changes of one key do not depend on another key's, by the frames alone.
 
     No row moves to another key, and all changes were sent with the same columns.
     """
@@ -135,7 +135,7 @@ def _keys(spec: Spec, message: Insert | Update | Delete) -> set[int]:
     for row in _rows(message):
         relation = spec.relation(int(len(row) < len(spec.relation(0).columns)))
         values = {column.name: cell.value for column, cell in zip(relation.columns, row, strict=True)}
-        # What is unchanged in the new row stands in the old one.
+        # A value unchanged in the new row is in the old one.
         texts |= {name: text for name in spec.facts.key_columns if (text := values[name]) is not None}
         if spec.keys:
             found.add(spec.key_of(tuple([texts[name] or b"" for name in spec.facts.key_columns])))

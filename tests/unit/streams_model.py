@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from parapply.target.sql.commands import CommandBuilder
 
 XID = 700
-#: What a change counts for in limits, about.
+#: Bytes that a change counts for in limits, about.
 CHANGE_BYTES = OVERHEAD_BYTES + 50
 #: Turns of the event loop in which a worker with nothing in its way gets through all there is.
 _PATIENCE = 10_000
@@ -55,7 +55,7 @@ _PATIENCE = 10_000
 
 @dataclass
 class _Sub:
-    """A subtransaction that is open; its xid comes with its first change or that of one inside it."""
+    """An open subtransaction; its xid comes with its first change or with the first one inside it."""
 
     first: int  # index in `changes` of what comes first in it
     xid: int = 0
@@ -68,7 +68,7 @@ class Publisher:
 
     def __init__(self) -> None:
         """Begin a transaction."""
-        #: What is left of the transaction, as frames behind the assembler.
+        #: The rest of the transaction, as frames behind the assembler.
         self.changes: list[bytes] = []
         self._open = [_Sub(0, XID)]
         self._last_xid = XID
@@ -216,7 +216,7 @@ class _Ended(TargetTransaction):
 
 
 class _NothingFails:
-    """In place of the conflict handler: nobody wants anything skipped, and nothing is a conflict."""
+    """In place of the conflict handler: no skip is wanted, and nothing is a conflict."""
 
     def __init__(self) -> None:
         self.skips = Skips("parapply", 0, {})
@@ -241,7 +241,7 @@ class Subscriber:
         self._worker: asyncio.Task[bool] | None = None
 
     async def take(self, frames: Sequence[bytes], *, may_follow: bool) -> None:
-        """Take frames; have somebody follow the transaction if it is large and that is wanted."""
+        """Take frames; have a worker follow the transaction if it is large and that is wanted."""
         for event in self._assembler.push(frames):
             if isinstance(event.event, Chunk):
                 stream = self._stream = await self.streams.add(event, event.event, 0)
@@ -272,7 +272,7 @@ class Subscriber:
         """Let the transaction commit and return what was applied of it.
 
         Raises:
-            TimeoutError: somebody waits for ever.
+            TimeoutError: a worker waits for ever.
         """
         stream = self.streams.ending(event)
         self.streams.take(event)
@@ -288,10 +288,10 @@ class Subscriber:
         return self.target.changes
 
     async def close(self) -> None:
-        """Let the transaction be rolled back on the publisher; whoever follows it leaves.
+        """Let the transaction be rolled back on the publisher; a worker that follows it leaves.
 
         Raises:
-            TimeoutError: somebody waits for ever.
+            TimeoutError: a worker waits for ever.
         """
         self.streams.drop(XID)
         if self._worker is not None:

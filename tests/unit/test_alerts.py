@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from parapply.metrics import table
-from parapply.metrics.exposition import exposition
+from parapply.metrics.exposition import SlotFigures, exposition
 from parapply.metrics.figures import Figures
 from parapply.vocabulary import ConflictOutcome, ConflictType
 
@@ -43,7 +43,7 @@ _DELAY_S: Final = 3600.0
 
 @dataclass
 class Shown:
-    """What a daemon shows in one scrape; `figures` outlives the scrape, as the daemon's own do."""
+    """Samples of a daemon in one scrape; `figures` outlives the scrape, as the daemon's own do."""
 
     figures: Figures
     values: Values = field(default_factory=dict)
@@ -59,6 +59,7 @@ class Shown:
             table.DELAY: {(): _DELAY_S},
             table.LAG_BYTES: {(): 0},
             table.SLOT_RETAINED: {(): 1e6},
+            table.SLOT_RETAINED_LIMIT: {(): 1e9},
             table.SLOT_SAFE: {(): 1e9},
             table.SLOT_WAL_STATUS: _wal_status("reserved"),
             table.PREPARED: {(): 0},
@@ -73,8 +74,8 @@ class Shown:
         if not self.is_up:
             return {_series("up", {}): 0.0}
         shown = self.figures.values() | self.values
-        # What this process is changes all the time, and no rule looks at it but for its start, which is set below.
-        text = _OF_THE_PROCESS.sub("", exposition("app", shown, self.figures.histograms()).decode())
+        # Facts of this process change all the time, and no rule looks at them but for its start, which is set below.
+        text = _OF_THE_PROCESS.sub("", exposition([SlotFigures("app", shown, self.figures.histograms())]).decode())
         found = _parsed(text)
         return {**found, _series("up", {}): 1.0, _series("process_start_time_seconds", {}): self.started_s}
 
@@ -87,7 +88,7 @@ def _parsed(text: str) -> dict[str, float]:
 
 
 class Trouble(NamedTuple):
-    """What happens to a daemon for some minutes, and what must fire at their end."""
+    """Trouble of a daemon for some minutes, and the alerts that must fire at their end."""
 
     alerts: tuple[str, ...]
     minutes: int
@@ -148,6 +149,7 @@ _TROUBLES: Final = {
     "a batch waits for a lock": Trouble(("ParapplyBlocked",), 3, _gauge(table.BLOCKED_SECONDS, 121)),
     "a session waits on the publisher": Trouble(("ParapplyBlocked",), 3, _session_blocked),
     "WAL is kept, without a limit": Trouble(("ParapplyRetainedWal",), 7, _unlimited),
+    "more WAL is kept than allowed": Trouble(("ParapplyRetainedWal",), 7, _gauge(table.SLOT_RETAINED_LIMIT, 9e5)),
     "little WAL may still be kept": Trouble(("ParapplySlotAtRisk",), 2, _gauge(table.SLOT_SAFE, 1e5)),
     "the slot is about to be lost": Trouble(("ParapplySlotAtRisk",), 2, _unreserved),
     "the first conflict": Trouble(("ParapplyConflicts",), 2, _conflict),
@@ -279,7 +281,7 @@ def test_the_page_has_expressions_that_prometheus_takes(tmp_path: Path) -> None:
 
 
 def test_an_alarm_of_events_uses_series_that_are_there_from_the_start() -> None:
-    """What a rule takes an increase of stands at 0 in the first scrape: a series born at 1 has an increase of 0."""
+    """A series whose increase a rule takes is 0 in the first scrape, as a series born at 1 has an increase of 0."""
     shown = Shown(Figures())
     shown.quiet()
     born = {series.partition("{")[0] for series, value in shown.samples().items() if value == 0}

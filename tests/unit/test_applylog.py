@@ -77,7 +77,7 @@ def lines_in(directory: Path) -> list[int]:
 
 
 def test_a_record_reads_back_with_its_version(tmp_path: Path) -> None:
-    """What is written is what the schema says, version and kind of record included."""
+    """The written record equals the schema, including version and kind of record."""
     log = ApplyLogWriter(ApplyLog(tmp_path, 1 << 20, 60))
     log.write([record()])
     log.close()
@@ -126,7 +126,7 @@ def test_rotation_by_age_and_size(tmp_path: Path) -> None:
 
 
 def test_a_killed_writer_is_recovered(tmp_path: Path) -> None:
-    """What a dead process left open is cut to whole lines and closed; an empty rest goes away."""
+    """A file that a dead process left open is cut to whole lines and closed; an empty rest goes away."""
     script = (
         "import os,sys; from pathlib import Path; from parapply.applylog import ApplyLog; d=Path(sys.argv[1]);"
         'log=ApplyLog(d,1<<20,60); p,=d.iterdir(); p.write_bytes(b\'{"seq":1}\\n{"seq":2}\\n{"se\');'
@@ -196,7 +196,7 @@ def test_a_full_disk_drops_records_and_nothing_else(tmp_path: Path, monkeypatch:
 
 
 def test_an_unusable_directory_is_a_configuration_error(tmp_path: Path) -> None:
-    """A directory that cannot be made is told at the start, with its key."""
+    """A directory that cannot be made is reported at the start, with its key."""
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"^applylog\.directory: "):
         ApplyLog(tmp_path / "file" / "log", 1 << 20, 60)
@@ -222,7 +222,7 @@ def test_retention_by_age_and_size(tmp_path: Path) -> None:
     assert [path.exists() for path in files] == [False] * 5 + [True] * 4
     clock.now_s += 4 * 3600
     log.tick()
-    # Those of five to eight o'clock: eight, seven, six and five hours old.
+    # Files of five to eight o'clock: eight, seven, six and five hours old.
     assert [path.exists() for path in files] == [False] * 7 + [True] * 2
     log.append(line(1) * 8, 8)
     log.close()
@@ -231,7 +231,7 @@ def test_retention_by_age_and_size(tmp_path: Path) -> None:
 
 
 def test_retention_never_takes_an_open_file(tmp_path: Path) -> None:
-    """Neither the own open file nor that of another daemon that lives, of whatever slot and size."""
+    """Neither its own open file nor the open file of another living daemon, of whatever slot and size."""
     other = ApplyLog(tmp_path, 1 << 20, 60, slot="app")
     other.append(line(1) * 100, 100)
     log = ApplyLog(tmp_path, 4096, 60, slot="app", retention=Retention(age_s=0.001, size_bytes=1))
@@ -242,7 +242,7 @@ def test_retention_never_takes_an_open_file(tmp_path: Path) -> None:
 
 
 def test_retention_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may not remove files goes on writing, and says so."""
+    """A daemon that may not remove files goes on writing, and says so."""
     stream = io.BytesIO()
     logs.configure("info", "json", stream)
     _finish(tmp_path, "app", 1, 10, 0.0)

@@ -148,7 +148,7 @@ def test_a_record_comes_back_as_it_was(one: Record) -> None:
 
 
 def test_a_line_of_before_takes_the_defaults() -> None:
-    """What was added later need not be there: a log of the first daemon is read like any other."""
+    """Fields that were added later may be missing: a log of the first daemon is read like any other."""
     old = _plain(record())
     for name in ("run", "retry_reason", "conflicts", "late_keys", "waited_for"):
         del old[name]

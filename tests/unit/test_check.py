@@ -1,4 +1,4 @@
-"""What `parapply check` says of itself: every code has a meaning and is documented, and which types take which."""
+"""The codes of `parapply check`: every code has a meaning and is documented, and which types take which."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_usage_errors_exit_2(arguments: list[str], capsys: pytest.CaptureFixture
 
 
 def test_configuration_errors_exit_2_all_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is missing or wrong in the configuration is told in one go, a line each."""
+    """All missing or wrong parts of the configuration are reported at once, a line each."""
     assert cli.main(["run", "--slot", "app", "--set", "apply.workers=0", "--set", "apply.nonsense=1"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("parapply: ") for line in lines)

@@ -178,7 +178,7 @@ def test_secrets_never_print() -> None:
 
 @pytest.mark.parametrize("key", ["source.dsn", "source.slot", "source.publications", "target.state_schema"])
 def test_bytes_that_are_no_text_are_an_error(key: str) -> None:
-    """A variable may hold any bytes; those that are not UTF-8 are told as such before a server is asked."""
+    """A variable may hold any bytes; bytes that are not UTF-8 are reported before a server is asked."""
     with pytest.raises(ConfigError, match=rf"(?m)^{key}: must be"):
         load_config(None, (), {}, {f"PARAPPLY_{key.replace('.', '__').upper()}": "a\udcff"})
 
@@ -231,7 +231,7 @@ def test_only_what_a_command_needs_is_required() -> None:
 
 
 def test_configuration_is_frozen() -> None:
-    """Nobody changes the configuration after it was loaded."""
+    """The configuration cannot be changed after it was loaded."""
     config = load_config(None, (), GIVEN, {})
     with pytest.raises(AttributeError, match="immutable"):
         config.apply.workers = 8  # type: ignore[misc]
@@ -249,7 +249,7 @@ def test_a_variable_may_name_a_file_with_the_value(tmp_path: Path) -> None:
 
 
 def test_a_file_with_a_value_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """What is missing, no text, or given twice is a line each, without a value; a key of that name is none."""
+    """A file that is missing, no text, or given twice is a line, without a value; a key of that name is none."""
     (tmp_path / "bytes").write_bytes(SECRET.encode() + b"\xff")
     environ = {
         "PARAPPLY_SOURCE__DSN_FILE": str(tmp_path / "missing"),
@@ -307,7 +307,7 @@ def test_names_on_the_target_are_checked(overrides: list[str], rule: str) -> Non
 
 
 def test_a_table_has_its_own_name_before_that_of_its_schema() -> None:
-    """What is named by itself is not taken for one of its schema; what is not named keeps its name."""
+    """A table named by itself is not taken for one of its schema; a table that is not named keeps its name."""
     mapping = load_config(None, ['mapping.tables."a.t"=x.y', "mapping.schemas.a=b"], GIVEN, {}).mapping
     assert [mapping.target_of(("a", "t")), mapping.target_of(("a", "u")), mapping.target_of(("c", "t"))] == [
         ("x", "y"), ("b", "u"), ("c", "t"),
@@ -316,7 +316,7 @@ def test_a_table_has_its_own_name_before_that_of_its_schema() -> None:
 
 
 def test_another_option_is_named(tmp_path: Path) -> None:
-    """What is wrong in a file that another option names is said of that option, line for line."""
+    """An error in a file that another option names is reported for that option, line for line."""
     path = tmp_path / "back.toml"
     path.write_text("[source]\ndsn = 1\nslott = 's'\n")
     for wrong in (path, tmp_path / "none.toml"):

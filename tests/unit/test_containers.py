@@ -56,7 +56,7 @@ def test_every_file_of_the_composition_is_there(composition: dict[str, Any]) -> 
 
 
 def test_the_daemons_environment_is_configuration(composition: dict[str, Any]) -> None:
-    """What the composition and the image tell the daemon is understood, with the secrets from their files."""
+    """The daemon understands the settings of the composition and the image, with the secrets from their files."""
     told = "\n".join(re.findall(r"^ENV .*$", _DOCKERFILE, re.MULTILINE))
     environ: dict[str, str] = dict(re.findall(r"(PARAPPLY_[A-Z_]+)=(\S+)", told))
     lines = (ROOT / composition["services"]["parapply"]["env_file"]).read_text(encoding="utf-8").splitlines()
@@ -89,7 +89,7 @@ def test_the_image_is_made_from_what_is_there() -> None:
 
 
 def test_scripts_are_shell() -> None:
-    """What the servers' images run at their first start is read by bash without complaint."""
+    """The scripts that the servers' images run at their first start are read by bash without complaint."""
     scripts = sorted(_DOCKER.glob("*.sh"))
     assert len(scripts) == 2
     for script in scripts:
@@ -124,7 +124,7 @@ def test_queries_name_metrics_and_labels_that_exist() -> None:
 
 
 def test_the_dashboard_is_one_that_grafana_reads() -> None:
-    """Panels have numbers of their own, none lies over another, and each is told in a line."""
+    """Panels have separate numbers, none lies over another, and each has a description of one line."""
     panels = json.loads(_DASHBOARD.read_text(encoding="utf-8"))["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()

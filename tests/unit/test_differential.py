@@ -82,7 +82,7 @@ def test_every_operation_of_a_kind_gives_a_statement(name: str) -> None:
 
 
 def test_spare_values_are_no_values() -> None:
-    """A swap through a spare value meets no other row: the spare one is drawn by nobody."""
+    """A swap through a spare value meets no other row, because no type draws its spare value."""
     chooser = random.Random(1)
     for one in TYPES.values():
         assert one.spare not in {one.values(chooser) for _ in range(300)} or not one.spare, one.name

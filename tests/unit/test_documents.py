@@ -1,4 +1,4 @@
-"""What the documents name exists: commands, options, targets, settings, metrics, events, exit codes, folders, links."""
+"""Names in the documents exist: commands, options, targets, settings, metrics, events, exit codes, folders, links."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from docs.site.reference import reference
-from parapply import errors
+from parapply import config_fleet, errors
 from parapply.cli.main import cli
-from parapply.config import Config, load_config
+from parapply.config import Config
 from parapply.metrics.table import METRICS, PROCESS_METRICS
 from tests.fixtures.documents import LANGUAGES, ROOT, Block, blocks, code_spans, pages, prose
 
@@ -60,7 +60,7 @@ def test_every_configuration_is_taken(block: Block, tmp_path: Path) -> None:
     """A configuration that a document shows is one that the loader takes."""
     path = tmp_path / "app.toml"
     path.write_text(block.text, encoding="utf-8")
-    load_config(path, environ={}, required=())
+    config_fleet.load(path, (), {}, {}, required=())
 
 
 def _mentions() -> list[tuple[str, str]]:
@@ -319,7 +319,7 @@ _OF_THE_SERVER = ("permission denied to set parameter", "read only", "no pg_hba.
 
 
 def test_messages_are_those_of_the_program() -> None:
-    """What a table of messages quotes is said by the program, word for word between the dots."""
+    """The program says each message that a table of messages quotes, word for word between the dots."""
     code, unknown = _texts_of_code(), []
     for page, message in _messages():
         parts = [part.strip(" :,.'\"") for part in re.split(r"\.\.\.|\b[XY]\b", message)]

@@ -7,18 +7,19 @@ import asyncio
 import pytest
 
 from parapply.errors import ConfigError, SourceLost, TargetLost
+from parapply.login import Login
 from parapply.source import slot
 from parapply.target.session import settings
 
 
 def connect_source(dsn: str) -> None:
     """Open a session on a publisher."""
-    asyncio.run(slot.connect(dsn, application_name="test"))
+    asyncio.run(slot.connect(Login(dsn), application_name="test"))
 
 
 def connect_target(dsn: str) -> None:
     """Open a session on a target."""
-    asyncio.run(settings.connect_control(dsn, role="replica", application_name="test"))
+    asyncio.run(settings.connect_control(Login(dsn), role="replica", application_name="test"))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def _told(*paths: Path) -> dict[str, str]:
 
 
 def test_the_versions_are_those_of_the_metadata() -> None:
-    """What was told is what the metadata says, and importing the driver does not read it any more."""
+    """The versions equal the metadata's, and importing the driver no longer reads the metadata."""
     program = (
         "import sys; from parapply.driver_versions import tell_own; tell_own(); import psycopg, psycopg_pool\n"
         "print(psycopg.__version__, psycopg_pool.__version__, 'importlib.metadata' in sys.modules)"
@@ -31,7 +31,7 @@ def test_the_versions_are_those_of_the_metadata() -> None:
 
 
 def test_what_is_not_plain_is_left_to_the_driver(tmp_path: Path) -> None:
-    """Nothing is told of a package that is not there, or is there twice; other places are not looked at."""
+    """Nothing is set for a package that is missing, or is present twice; other places are not looked at."""
     one, two, other = tmp_path / "site-packages", tmp_path / "dist-packages", tmp_path / "src"
     for directory in (
         one / "psycopg-3.3.9.dist-info",

@@ -31,7 +31,7 @@ from tests.fixtures.recorded import STREAMS, frames_of
 from tests.unit.plans import table
 
 _FRAMES = {name: frames_of(name) for name in STREAMS}
-#: What the target knows of: the tables as they were recorded.
+#: Relations that the target knows: the tables as they were recorded.
 _ANNOUNCED = {
     message.relation.qualified_name: message.relation
     for frame in _FRAMES["whole"]
@@ -211,7 +211,7 @@ def test_broken_messages_are_told_or_waited_for(
 
 @given(st.binary(max_size=30).map(lambda rest: b"k" + rest))
 def test_a_broken_keepalive_is_told(message: bytes) -> None:
-    """A keep-alive of another length, or with flags that nobody knows, is a ProtocolError."""
+    """A keep-alive of another length, or with unknown flags, is a ProtocolError."""
     is_right = len(message) == _KEEPALIVE_BYTES and message[-1] in b"\0\1"
     with nullcontext() if is_right else pytest.raises(ProtocolError):
         parse_keepalive(message)

@@ -41,7 +41,7 @@ def _run(package: Path, wish: str) -> subprocess.CompletedProcess[str]:
 
 
 def _break(package: Path) -> None:
-    """Put extension modules there that cannot be loaded: whoever takes one fails."""
+    """Put extension modules in the package that cannot be loaded: an import of one fails."""
     for module in hotpath.MODULES:
         hotpath.module_file(package, module, EXTENSION_SUFFIXES[0]).write_bytes(b"no module")
 

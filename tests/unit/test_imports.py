@@ -1,4 +1,4 @@
-"""Which module may know which: what the import linter, which passes over imports for types, cannot say."""
+"""Rules of imports that the import linter, which passes over imports for types, cannot check."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _reached(start: str, arrows: Mapping[str, set[str]]) -> set[str]:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """A module can be read with what it imports and without what imports it; imports for types count like all others.
 
-    A package's ``__init__`` is left out: whoever imports a module of it imports that first.
+    A package's ``__init__`` is left out, because an import of its modules imports it first.
     """
     modules = _modules()
     inner = {name for name, path in modules.items() if path.name != "__init__.py"}

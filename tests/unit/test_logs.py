@@ -26,7 +26,8 @@ KEYS: Final = frozenset({
     "size_bytes", "wait_s", "at_lsn", "pause_s", "error", "hint", "version", "lane", "reason", "n_transactions",
     "n_changes", "n_ranges", "n_in_order", "attempts", "dropped", "number", "tag", "file", "setting", "settings",
     "value", "host", "pid", "port", "part", "tasks", "is_synchronous", "holder", "mode", "role", "session",
-    "application_name", "xact_start", "query_start", "until_lsn", "until_time",
+    "application_name", "xact_start", "query_start", "until_lsn", "until_time", "databases", "added", "removed",
+    "exit_code", "retained_bytes", "limit_bytes", "action",
 })  # fmt: skip
 _LEVELS = {"debug", "info", "warning", "error", "exception"}
 
@@ -99,7 +100,7 @@ def test_lines_for_the_journal_have_a_priority(
     lines = path.read_bytes().splitlines()
     assert [line[:1] == b"<" for line in lines[:3]] == [False, False, True]
     assert [line[:3] for line in lines[2:4]] == [b"<6>", b"<4>"]
-    assert {line[:3] for line in lines[4:-1]} == {b"<3>"}, "a traceback of several lines, too"
+    assert {line[:3] for line in lines[4:-1]} == {b"<3>"}, "also a traceback of several lines"
     assert lines[-1].startswith(b"<4>")
 
 
@@ -167,7 +168,7 @@ def test_event_and_key_names_are_listed() -> None:
 
 
 def _event_names(argument: ast.expr) -> set[str]:
-    """Return the events that a call may log: the constant, those of both branches, or the ends of a formatted name."""
+    """Return the events that a call may log: the constant, both branches' events, or the ends of a formatted name."""
     if isinstance(argument, ast.Constant):
         return {str(argument.value)}
     if isinstance(argument, ast.IfExp):

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from parapply.metrics import table
-from parapply.metrics.exposition import exposition
+from parapply.metrics.exposition import SlotFigures, exposition
 from parapply.metrics.figures import Figures, Histogram
 from parapply.metrics.moves import cutover_values, migration_values
 from parapply.vocabulary import CutoverStep
@@ -54,7 +54,7 @@ def test_every_figure_is_read_back() -> None:
     figures.retries["40P01"] += 1
     for value in (1, 2, 3, 1e9):
         figures.batch_transactions.observe(value)
-    found = _samples(exposition('sl"ot', figures.values(), figures.histograms()))
+    found = _samples(exposition([SlotFigures('sl"ot', figures.values(), figures.histograms())]))
 
     def at(name: str, **labels: str) -> float:
         return found[name, tuple(sorted({"slot": 'sl"ot', **labels}.items()))]
@@ -89,22 +89,22 @@ def test_a_service_that_sees_only_processes_has_every_figure(monkeypatch: pytest
         return read(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, "read_text", hidden)
-    found = _samples(exposition("s", {}, ()))
+    found = _samples(exposition([SlotFigures("s", {}, ())]))
     named = {"cpu_seconds_total", "start_time_seconds", "virtual_memory_bytes", "resident_memory_bytes", "open_fds"}
     assert {name for name, _ in found} >= {f"process_{each}" for each in named}
     assert time.time() - 86_400 < found["process_start_time_seconds", ()] < time.time()
 
 
 def test_a_migration_and_a_cut_over_are_read_back() -> None:
-    """Each step is in one state; what is not known has no series; without either nothing of them is there."""
+    """Each step is in one state; an unknown value has no series; without a step neither has any series."""
     step = {"step": "copy", "state": "running", "seconds": 4.5, "done": 20, "total": 80, "unit": "rows",
             "size_bytes": 99, "left_s": 12.5}  # fmt: skip
     begun = {**step, "step": "follow", "unit": "", "total": 0, "size_bytes": 0, "left_s": None}
     gap = {"step": "draining", "reverse_slot": "back", "step_s": 1.5, "is_fenced": True, "gap_s": None}
-    assert _samples(exposition("s", migration_values([]) | cutover_values(None), ())).keys() == {
+    assert _samples(exposition([SlotFigures("s", migration_values([]) | cutover_values(None), ())])).keys() == {
         (metric.name, ()) for metric in table.PROCESS_METRICS
     }
-    found = _samples(exposition("s", migration_values([step, begun]) | cutover_values(gap), ()))
+    found = _samples(exposition([SlotFigures("s", migration_values([step, begun]) | cutover_values(gap), ())]))
 
     def at(name: str, **labels: str) -> float | None:
         return found.get((f"parapply_{name}", tuple(sorted({"slot": "s", **labels}.items()))))

@@ -46,7 +46,7 @@ _EXAMPLES = 100
 
 
 def _ignore_unique_keys(patch: pytest.MonkeyPatch) -> None:
-    """A value that goes from row to row is nobody's (trap T-19)."""
+    """A value that goes from row to row belongs to no batch (trap T-19)."""
     patch.setattr(values, "claimed", lambda _changes, _unique: set())
 
 
@@ -85,7 +85,7 @@ def _no_truncate_barrier(patch: pytest.MonkeyPatch) -> None:
 
 
 def _release_keys_early(patch: pytest.MonkeyPatch) -> None:
-    """Who waits for a batch starts when its COMMIT is sent, not when that is acknowledged (trap T-35)."""
+    """A batch that waits for another starts when its COMMIT is sent, not when that is acknowledged (trap T-35)."""
     turn = WorkerPool.turn
 
     async def ask(pool: WorkerPool, job: Job) -> CommitTurn:
@@ -100,7 +100,7 @@ def _release_keys_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def _commit_before_holders(patch: pytest.MonkeyPatch) -> None:
-    """Late keys and the commit itself wait for nobody (trap T-34)."""
+    """Late keys and the commit itself wait for no batch (trap T-34)."""
 
     def may_commit(_scheduler: Scheduler, _batch: Batch) -> bool:
         return True
@@ -150,7 +150,7 @@ def test_nothing_is_refused_where_the_wire_says_all(
 @_ORDERS
 @pytest.mark.parametrize("mutant", _MUTANTS, ids=[mutant.__name__.lstrip("_") for mutant in _MUTANTS])
 def test_a_broken_planner_is_caught(monkeypatch: pytest.MonkeyPatch, mutant: Mutant, *, is_relaxed: bool) -> None:
-    """The property fails with each of these mistakes: it would with one that nobody has thought of."""
+    """The property fails with each of these mistakes, so it would with one that is not listed."""
     mutant(monkeypatch)
     with pytest.raises(AssertionError):
         _check_many(is_relaxed=is_relaxed)

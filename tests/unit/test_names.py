@@ -1,4 +1,4 @@
-"""What the package calls things: one name for one thing."""
+"""Names in the package: one name for one thing."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def offer(home: Path, links: list[dict[str, str]]) -> None:
 
 
 def test_a_package_becomes_a_tree_with_its_links(home: Path) -> None:
-    """The links that the package's own script would make are there, and nothing half done is; it is fetched once."""
+    """The tree has the links that the package's own script would make, and nothing half done; it is fetched once."""
     offer(home, [{"source": "native/lib/libpq.so.5.17", "target": "native/lib/libpq.so.5"}])
     tree = postgres.fetch(17)
     assert (tree / "lib" / "libpq.so.5").resolve() == tree / "lib" / "libpq.so.5.17"

@@ -11,14 +11,14 @@ from parapply.printable import printable, printable_tree
 
 @given(st.text())
 def test_nothing_that_acts_is_left(text: str) -> None:
-    """What prints stays as it is; nothing else comes out, so that no sequence begins and no line ends."""
+    """Printable text stays as it is; nothing else comes out, so that no sequence begins and no line ends."""
     shown = printable(text)
     assert shown.isprintable()
     assert not text.isprintable() or shown == text
 
 
 def test_what_does_not_print_is_its_escape() -> None:
-    """Control characters and marks of direction are told by number; quotes and backslashes are left alone."""
+    """Control characters and marks of direction are shown by number; quotes and backslashes are left alone."""
     assert printable('a\x1b[2J"\\\n\u202e\U000e0001é') == 'a\\x1b[2J"\\\\x0a\\u202e\\U000e0001é'
     tree = {"a": ["\t", {"b": "\x00"}], "n": 1, "none": None}
     assert printable_tree(tree) == {"a": ["\\x09", {"b": "\\x00"}], "n": 1, "none": None}

@@ -19,7 +19,7 @@ _TEXTS = st.text(alphabet="aZ1 '\"\\\n$;-/*%{}:.,é\x1b\u202e", max_size=20)
 
 @given(_TEXTS)
 def test_a_literal_is_one_token(text: str) -> None:
-    """What stands between the outer quotes holds no quote alone, and is the text again once the server has read it."""
+    """The text between the outer quotes has no single quote alone, and is the same once the server has read it."""
     for made in (quoting.literal(text), quoting.plain_literal(text)):
         has_escapes = made.startswith("E")
         inner = made.removeprefix("E")[1:-1]
@@ -60,7 +60,7 @@ def test_each_name_of_a_list_is_a_literal_of_its_own(names: list[str]) -> None:
     ],
 )
 def test_a_setting_of_a_role_is_no_sql(name: str, value: str, text: str) -> None:
-    """What a role has made its setting to be is a value, of a list and of anything else."""
+    """The value that a role has given a setting stays a value, of a list and of anything else."""
     assert quoting.setting(name, value) == f'"{name}" TO {text}'
 
 

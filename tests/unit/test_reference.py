@@ -77,14 +77,14 @@ def test_every_check_has_its_row() -> None:
 
 
 def test_every_event_has_its_row() -> None:
-    """Each event is there once, with its level."""
+    """Each event is listed once, with its level."""
     rows = {row[0].strip("`"): row[1] for row in _rows(reference()["events.md"])}
     assert rows == {name: text.partition(":")[0] for name, text in EVENTS.items()}
     assert len(_rows(reference()["events.md"])) == len(EVENTS)
 
 
 def test_every_metric_has_its_row() -> None:
-    """Each metric is there in the order of the table, with its help."""
+    """Each metric is listed in the order of the table, with its help."""
     page = reference()["metrics.md"]
     assert _names(page) == [metric.name for metric in (*METRICS, *PROCESS_METRICS)]
     assert all(cell(metric.help) in page for metric in METRICS)
@@ -120,7 +120,7 @@ def test_a_text_is_followed_through_names() -> None:
     found = {one for each in refusals.by_class().values() for one in each}
     assert all(one.message and "<" not in one.message for one in found)
     lost = [one for one in found if one.message.startswith("slot ... was invalidated")]
-    assert [one.hint.partition(",")[0] for one in lost] == ["`parapply drop`"]
+    assert [one.hint.partition(" makes")[0] for one in lost] == ["`parapply heal`"]
     assert sum(one.message == refusals.OPEN for one in found) < _PLAIN
 
 

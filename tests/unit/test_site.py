@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Seconds on a quiet machine, and mkdocs is another process.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-#: What `wc -w` counts over all documents, at most; 42,000 once every page is shortened.
+#: Limit for the count of `wc -w` over all documents; 42,000 once every page is shortened.
 _WORDS = 42_000
 #: Elements that make a browser load what they name.
 _LOADED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from parapply.errors import ConfigError, SpillFailed
 from parapply.model import Column, Relation
-from parapply.spill import BlockPlace, Spill, SpillFile
+from parapply.spill import BlockPlace, Spill, SpillFile, SpillRoom
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,3 +133,25 @@ def test_a_directory_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="spill_dir"):
         Spill(tmp_path / "file", LIMIT_BYTES)
+
+
+def test_slots_share_their_room(tmp_path: Path) -> None:
+    """A slot may have all but the own parts of the others, which each of them can have at any time."""
+    change = b"x" * 100
+    block_bytes = Spill(tmp_path, 1 << 30).open(1).append([change]).n_bytes
+    room = SpillRoom(100 * block_bytes, n_slots=2)
+    one, other = (Spill(tmp_path, 1 << 30, room) for _ in range(2))
+    first, second = one.open(1), other.open(2)
+    for _ in range(75):
+        first.append([change])
+    with pytest.raises(SpillFailed, match=r"fleet\.spill_limit_bytes = \d+ is reached"):
+        first.append([change])
+    for _ in range(25):
+        second.append([change])
+    with pytest.raises(SpillFailed, match="fleet"):
+        second.append([change])
+    one.close()
+    for _ in range(50):
+        second.append([change])
+    with pytest.raises(SpillFailed, match="fleet"):
+        second.append([change])

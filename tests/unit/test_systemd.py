@@ -17,13 +17,13 @@ from parapply.config import load_config
 _CONFIG = Path(__file__).parents[2] / "config"
 UNIT = _CONFIG / "systemd" / "parapply@.service"
 _PROGRAM = "/opt/parapply/bin/parapply"
-#: systemd's own word for up to 2.0 is OK; the network, which the daemon is there for, costs a point.
+#: systemd's own word for up to 2.0 is OK; the network, which the daemon needs, costs a point.
 _EXPOSURE = 1.5
 
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """Return an instance of the unit whose program is there: that one exists is not the unit's affair."""
+    """Return an instance of the unit with an existing program, because its existence is not the unit's affair."""
     text = UNIT.read_text(encoding="utf-8")
     assert _PROGRAM in text
     (tmp_path / UNIT.name).write_text(text.replace(_PROGRAM, sys.executable), encoding="utf-8")
@@ -70,7 +70,7 @@ def test_what_needs_an_operator_is_not_restarted() -> None:
 
 
 def test_its_environment_is_configuration() -> None:
-    """What the unit sets for the daemon is understood by it, and lies where the unit lets it write."""
+    """The daemon understands the settings of the unit, and they lie where the unit lets it write."""
     given = dict(line.split("=", 1) for line in _settings("Environment"))
     environ = {name: value.replace("%S", "/var/lib").replace("%L", "/var/log").replace("%i", "app")
                for name, value in given.items() if name.startswith("PARAPPLY_")}  # fmt: skip

@@ -1,4 +1,4 @@
-"""What `parapply top` makes of several looks, and whether its screen fits the terminal."""
+"""`parapply top`: its conclusions from several looks, and the fit of its screen to the terminal."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ _AT_THE_END = {"is_reachable": True, "lag_bytes": 0}
 def test_the_lag_without_a_daemon(
     *, written_s: float | None, silent_s: float, is_daemon_connected: bool, source: dict[str, Any], now_s: float | None
 ) -> None:
-    """What was written is the lag while a daemon writes; later the time since then is added: never 0 for not known."""
+    """The written lag counts while a daemon writes; later the time since then is added: never 0 for not known."""
     report = _report(lag_s=written_s, silent_s=silent_s, is_daemon_connected=is_daemon_connected, source=source)
     assert lag_s(report) == now_s
 
@@ -255,7 +255,7 @@ def test_top_on_a_wide_screen() -> None:
 _SOURCE = {
     "is_reachable": True, "flush_lsn": "0/9", "slot_exists": True, "slot_active_pid": None, "lag_bytes": 4,
     "slot_wal_status": "extended", "slot_invalidation_reason": None, "slot_retained_wal_bytes": 5_000_000_000,
-    "slot_safe_wal_bytes": None,
+    "slot_safe_wal_bytes": None, "slot_retained_wal_limit_bytes": None,
 }  # fmt: skip
 
 
@@ -269,6 +269,10 @@ def test_status_tells_what_is_kept_and_what_is_not_known() -> None:
     text = " ".join("\n".join(_lines(render(_report(**{**stopped, "lag_s": None, "source": limited})), 80)).split())
     assert "4 bytes of WAL, age unknown" in text
     assert "reserved; 1,000 more may be written before the slot can be lost" in text
+    for limit_bytes, is_named in ((4_000_000_000, True), (6_000_000_000, False)):
+        guarded = {**_SOURCE, "slot_retained_wal_limit_bytes": limit_bytes}
+        text = " ".join("\n".join(_lines(render(_report(**{**stopped, "lag_s": 1.0, "source": guarded})), 120)).split())
+        assert ("extended; MORE than source.retained_wal_limit_bytes, 4,000,000,000" in text) is is_named
     lost = {**_SOURCE, "slot_retained_wal_bytes": None, "slot_wal_status": "lost"}
     assert "the slot is INVALIDATED: wal_removed" in "\n".join(_lines(render(_report(source=lost)), 80))
 

@@ -48,7 +48,7 @@ class Contention:
     processors: float
 
     def slowdowns(self, most: int = MOST) -> list[float]:
-        """Return how many times as long a batch takes with 0, 1, 2 ... of them executing."""
+        """Return the factors by which a batch takes longer with 0, 1, 2 ... of them executing."""
         return [1.0, *[self._slowdown(n) for n in range(1, most + 1)]]
 
     def _slowdown(self, n: int) -> float:
@@ -99,7 +99,7 @@ def beside(spans: Sequence[tuple[float, float]]) -> list[dict[int, float]]:
 
 
 def alone_s(executed: Executed, slowdowns: Sequence[float]) -> float:
-    """Return how long a batch would have taken alone."""
+    """Return the seconds that a batch would have taken alone."""
     return sum([seconds / slowdowns[n] for n, seconds in executed.seconds_by_n.items()])
 
 

@@ -41,7 +41,7 @@ class HadoopStorage:
         return bool(system.exists(path)) and bool(system.getFileStatus(path).isDirectory())
 
     def files(self, folder: str, suffix: str | tuple[str, ...] = "") -> list[StoredFile]:
-        """Return the files below a folder, at any depth, whose name ends so, sorted; none if it is not there."""
+        """Return the files below a folder, at any depth, whose name ends so, sorted; none if it does not exist."""
         path = self._path(folder)
         system = path.getFileSystem(self._configuration)
         if not system.exists(path):
@@ -114,7 +114,7 @@ class HadoopStorage:
         return bool(system.rename(part, path))
 
     def remove(self, text: str) -> None:
-        """Remove a file or a folder with all in it; nothing happens if it is not there."""
+        """Remove a file or a folder with all in it; nothing happens if it does not exist."""
         path = self._path(text)
         path.getFileSystem(self._configuration).delete(path, True)
 

@@ -87,7 +87,7 @@ def make_report(engine: Engine, request: ReportRequest, steps: Steps) -> ReportO
 
 
 def convert(engine: Engine, request: ReportRequest, steps: Steps, store: Store | None = None) -> int:
-    """Convert closed files that are not converted yet; return how many.
+    """Convert closed files that are not converted yet; return their number.
 
     Args:
         engine: that does it.

@@ -149,7 +149,7 @@ def of_slot(tables: Tables, slot: str) -> Tables:
 
 
 def verdicts(tables: Tables) -> dict[str, LimitVerdict]:
-    """Return what limits, by slot."""
+    """Return the limits, by slot."""
     found = {}
     for row in tables["summary"]:
         mine = of_slot(tables, row["slot"])

@@ -289,7 +289,7 @@ class _Known(NamedTuple):
 
     @classmethod
     def of(cls, recorded: Sequence[Recorded], feed: _Feed, n_workers: int, right: float) -> _Known:
-        """Return how sure predictions from a run are.
+        """Return the certainty of predictions from a run.
 
         Args:
             recorded: the run.
@@ -433,7 +433,7 @@ def _processors(seconds: Sequence[Second], spans: Sequence[tuple[float, float]])
 
 
 def _executed_s(spans: Sequence[tuple[float, float]], seconds: Sequence[Second]) -> float:
-    """Return for how long batches executed within intervals, all of them together."""
+    """Return the seconds for which batches executed within intervals, all of them together."""
     begins_s = sorted(begin_s for begin_s, _ in spans)
     ends_s = sorted(end_s for _, end_s in spans)
     begun_s, ended_s = [0.0, *accumulate(begins_s)], [0.0, *accumulate(ends_s)]

@@ -25,6 +25,7 @@ from parapply.engine.flight import Flight, Given
 from parapply.engine.intake import DRAIN_BYTES, Closing, Room
 from parapply.engine.job import SetJob
 from parapply.engine.pace import BatchSizing
+from parapply.engine.shares import Share
 from parapply.engine.stalls import Stalls
 from parapply.engine.state import EngineState
 from parapply.engine.turns import ONE_FLIGHT, Answer, CommitTurn
@@ -149,7 +150,13 @@ class _Replay:
         self._state.n_workers = settings.workers
         self._flight = Flight(self._state)
         self._closing = Closing(self._flight, linger_s=LINGER_S)
-        self._room = Room(self._flight, memory_limit_bytes=MEMORY_LIMIT_BYTES, fewest_workers=settings.workers)
+        share = Share(
+            least_workers=settings.workers,
+            first_workers=settings.workers,
+            most_workers=settings.workers,
+            memory_bytes=MEMORY_LIMIT_BYTES,
+        )
+        self._room = Room(self._flight, share)
         self._sizing = BatchSizing(Limits(*settings.limits), settings.scale, memory_bytes=MEMORY_LIMIT_BYTES)
         self._stalls = Stalls(self._flight, STALL_CHECK_S)
         self._workers = [_Worker(number) for number in range(settings.workers)]

@@ -75,7 +75,7 @@ def wide_columns(words: TypeWords) -> dict[str, str]:
 
 
 def stored_columns(words: TypeWords) -> dict[str, str]:
-    """Return the type of each column of the Parquet files; of the partitions, too, so that nothing is guessed."""
+    """Return the type of each column of the Parquet files, also of the partitions, so that nothing is guessed."""
     wide = wide_columns(words)
     kind = wide.pop(KIND)
     return {**wide, FILE: words.text, REASON: words.text, KIND: kind, DAY: words.day, LOAD: words.text}

@@ -70,7 +70,7 @@ class Storage(Protocol):
         ...
 
     def remove(self, text: str) -> None:
-        """Remove a file or a folder with all in it; nothing happens if it is not there."""
+        """Remove a file or a folder with all in it; nothing happens if it does not exist."""
         ...
 
     def folders(self, pattern: str) -> list[str]:

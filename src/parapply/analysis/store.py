@@ -100,7 +100,7 @@ class Store:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take notice of entries that have come since; what was read is not read again."""
+        """Read entries that have come since; an entry that was read is not read again."""
         replaced: set[int] = set()
         known = self.number
         for file in self._storage.files(self._manifest, ".json"):
@@ -147,7 +147,7 @@ class Store:
         return days
 
     def check_log(self, log: str) -> None:
-        """Refuse another log than the one that is in the store: their files may have the same names.
+        """Refuse another log than the one in the store, because their files may have the same names.
 
         Args:
             log: its folder.

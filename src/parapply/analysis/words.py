@@ -32,7 +32,7 @@ def span(since: datetime | None, until: datetime | None) -> str:
 
 
 def in_short(tables: Tables) -> list[str]:
-    """Return what the figures of one slot say, the most important first."""
+    """Return the statements of the figures of one slot, the most important first."""
     (summary,) = tables["summary"]
     return [
         text
@@ -51,7 +51,7 @@ def in_short(tables: Tables) -> list[str]:
 
 
 def _incomplete(summary: dict[str, Any], gaps: Rows) -> str:
-    """Say what is not in the log, or there twice."""
+    """Report records that are missing in the log, or duplicated."""
     texts = []
     if gaps:
         missing, where = sum(row["missing"] for row in gaps), number(len(gaps))
@@ -189,5 +189,5 @@ def _asked(what_if: Rows) -> str:
 
 
 def times(factor: float) -> str:
-    """Return how many times as fast: ``2.7 times``, ``280 times``."""
+    """Return the factor of a speed-up in words: ``2.7 times``, ``280 times``."""
     return f"{factor:.1f} times" if factor < 10 else f"{factor:.0f} times"

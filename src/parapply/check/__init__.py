@@ -1,1 +1,1 @@
-"""`parapply check`: what would make `init`, the copy or the stream fail or hurt, found before anything is made."""
+"""`parapply check`: reasons why `init`, the copy or the stream would fail or hurt, found before anything is made."""

@@ -81,7 +81,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if all is fine, 1 with warnings, and what `init` would end with if something would be refused."""
+        """Return 0 if all is fine, 1 with warnings, and the exit code of `init` if something would be refused."""
         if refused := self.of(Severity.REFUSED):
             is_source = any(KINDS[each.code].end is End.SOURCE for each in refused)
             return (SourceRefused if is_source else TargetRefused).exit_code
@@ -96,9 +96,9 @@ async def look(config: Config, options: CheckOptions) -> Report:
             has locked tables.
     """
     name = f"parapply check {config.source.slot}"
-    conn = await slot.connect(config.source.dsn.get_secret_value(), application_name=name)
+    conn = await slot.connect(config.source.login, application_name=name)
     async with conn:
-        target = await settings.connect_reader(config.target.dsn.get_secret_value(), name)
+        target = await settings.connect_reader(config.target.login, name)
         async with target:
             facts = await slot.inspect(conn, config.source.slot)
             known, of_state = await _known(config, facts, target)
@@ -223,7 +223,7 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
 async def _known(
     config: Config, facts: slot.SourceFacts, target: settings.Connection
 ) -> tuple[state.SlotState | None, list[Finding]]:
-    """Return what the target's state says of the slot, None if nothing, and why it cannot be read."""
+    """Return the target's state of the slot, None if it has none, and why it cannot be read."""
     schema = config.target.state_schema
     try:
         if not await state.has_schema(target, schema):
@@ -238,10 +238,10 @@ async def _of_known_slot(
     config: Config, ends: Connections, source: SourceSide, found: state.SlotState
 ) -> list[Finding]:
     """Return the reasons why a slot that is already followed cannot continue."""
-    dsn, name = config.source.dsn.get_secret_value(), config.source.slot
+    login, name = config.source.login, config.source.slot
     position = await known_position(ends.target, found)
     try:
-        await refusals.check(ends.source, source.facts, dsn, name, position, two_phase=config.source.two_phase)
+        await refusals.check(ends.source, source.facts, login, name, position, two_phase=config.source.two_phase)
     except SourceRefused as error:
         if not any(each.code in {Code.WAL_LEVEL, Code.SOURCE_STANDBY} for each in source.findings):
             return [Finding(code=Code.SLOT_REFUSED, object=name, found=str(error), fix=error.hint)]

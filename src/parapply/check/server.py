@@ -100,7 +100,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_server(conn: psycopg.AsyncConnection[Any]) -> Server:
-    """Return what is to be known of the server, by one query.
+    """Return the facts about the server, by one query.
 
     Raises:
         psycopg.Error: the caller turns it into an error of ours.

@@ -51,7 +51,7 @@ def show(report: Report, *, as_json: bool) -> None:
             console.print()
     if report.plans:
         console.print(_lanes(report))
-    console.print(_summary(report), soft_wrap=True)
+    console.print(Text(f"slot {report.slot!r}: {summary(report)}"), soft_wrap=True)
 
 
 def _print(console: Console, text: Text) -> None:
@@ -137,7 +137,8 @@ def _lanes(report: Report) -> Table:
     return table
 
 
-def _summary(report: Report) -> Text:
+def summary(report: Report) -> str:
+    """Return the numbers of findings in words."""
     counts = ", ".join(f"{len(report.of(severity)):,} {severity.value}" for severity in Severity)
     known = "; the slot is followed already" if report.is_known else ""
-    return Text(f"slot {report.slot!r}: {counts}{known}")
+    return f"{counts}{known}"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from parapply.config import Config
 
-#: Seconds that a transaction is open before it is worth telling: making the slot waits for its end.
+#: Seconds that a transaction is open before it is reported, because making the slot waits for its end.
 _OLD_TRANSACTION_S: Final = 60
 #: Seconds; a shorter wal_sender_timeout leaves the daemon no room for one long pause.
 _SHORT_SENDER_TIMEOUT_S: Final = 10.0
@@ -372,7 +372,7 @@ def _operations(flags: Sequence[bool]) -> Iterator[tuple[str, bool]]:
 
 
 def _of_queue(config: Config, *, is_published: bool) -> list[Finding]:
-    """Say that commands of the publisher are expected and cannot come, or come and are not run."""
+    """Report that commands of the publisher are expected and cannot come, or come and are not run."""
     if is_published == config.ddl.apply:
         return []
     found = "ddl.apply is on, and no publication has the table" if config.ddl.apply else "ddl.apply is off"
@@ -415,7 +415,7 @@ def _of_filters(rows: Sequence[tuple[Any, ...]], identities: Sequence[Identity])
             if each.is_partitioned or not (each.columns or (each.replica_identity == "f" and has_list)):
                 continue
             table = shown(*each.name)
-            # Dependencies of a list and of a filter are not told apart: a column of both must be in the text.
+            # Dependencies of a list and of a filter are not distinguished: a column of both must be in the text.
             read = [name for name in named if not has_list or sql.Identifier(name).as_string(None).strip('"') in text]
             outside = [name for name in read if name not in each.columns] if each.replica_identity != "f" else []
             if has_filter and outside:

@@ -1,4 +1,4 @@
-"""Does a column of the target take every text that the publisher's type prints? Pure.
+"""Rule for whether a column of the target takes every text that the publisher's type prints. Pure.
 
 In: two types as format_type prints them. Doubt answers no, which is a warning and nothing else.
 """

@@ -1,1 +1,1 @@
-"""The command line: what it says, and which room does it."""
+"""The command line: its texts, and the choice of the room that does the work."""

@@ -21,9 +21,9 @@ Examples:
   parapply cutover --config app.toml --reverse back.toml --undo
   parapply cutover --config app.toml --reverse back.toml --back
 The daemon runs. Writers are kept from the source, the target gets all that they have committed, and is compared; then
-the target takes the writes, and the source follows it with the daemon of --reverse. Killed, or refused in the middle:
-the same command goes on, or --undo takes it back. Exit 1: not in time, a table differs, or a write came after the
-fence.""",
+the target takes the writes, and the source follows it with the daemon of --reverse. After a kill, or a refusal in the
+middle, the same command goes on, or --undo takes it back. Exit 1: not in time, a table differs, or a write came after
+the fence.""",
 )
 @connection_options
 @click.option(
@@ -34,7 +34,7 @@ fence.""",
     help="Configuration of the way back: from the target to the source.",
 )
 @click.option("--back", "is_back", is_flag=True, help="The other way round: the stream of --reverse runs, and ends.")
-@click.option("--undo", "is_undo", is_flag=True, help="Take a cut-over back that has not let writers in.")
+@click.option("--undo", "is_undo", is_flag=True, help="Take back a cut-over that has not let writers in.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only look, and show the steps.")
 @click.option("--print-reverse", "prints_reverse", is_flag=True, help="Print a file for --reverse; without passwords.")
 @click.option(

@@ -17,7 +17,7 @@ _UNWRITTEN: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def report(error: ParapplyError) -> int:
-    """Say an error of ours on standard error, and return its exit code."""
+    """Print an error of ours on standard error, and return its exit code."""
     from parapply.errors import ConfigError  # noqa: PLC0415
     from parapply.logs import is_journal, prioritized, redact_text  # noqa: PLC0415
 
@@ -30,12 +30,12 @@ def report(error: ParapplyError) -> int:
 
 
 def is_unwritten(error: OSError) -> bool:
-    """Return whether an error is one of an output that is open, and not one of a file by its name."""
+    """Return whether an error comes from an open output, and not from a file by its name."""
     return error.errno in _UNWRITTEN and error.filename is None
 
 
 def give_up_output(error: OSError) -> int:
-    """Say in a line that standard output takes nothing; what it did not take is dropped, or Python tries it again."""
+    """Report in a line that standard output takes nothing; the rest is dropped, or Python tries it again."""
     click.echo(f"parapply: standard output: {error.strerror}", err=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1

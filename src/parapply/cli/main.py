@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import math
 import os
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from parapply.config import Config
+    from parapply.config_fleet import Fleet
     from parapply.model import Until
 
 #: Exit status after Ctrl-C, as shells count it: 128 + SIGINT.
@@ -76,6 +76,7 @@ def _connection_options(command: _Command) -> _Command:
         click.option("--slot", metavar="NAME", help="Replication slot on the publisher."),
         click.option("--publication", metavar="NAME", multiple=True, help="Publication to follow; repeatable."),
         click.option("--config", "config_path", metavar="FILE", type=click.Path(path_type=Path), help="TOML file."),
+        click.option("--database", metavar="NAME", help="The one that is meant of a file of several databases."),
         click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key, e.g. apply.workers=8."),
     ]
     for option in reversed(options):
@@ -118,24 +119,41 @@ def _copy_options(command: _Command) -> _Command:
 
 
 def _load(options: dict[str, Any], *not_needed: str) -> Config:
-    from parapply.config import REQUIRED, load_config  # noqa: PLC0415
+    """Return the configuration of one database."""
+    from parapply.config_fleet import one_of  # noqa: PLC0415
 
-    flags = {
+    return one_of(_load_all(options, *not_needed), options["database"])
+
+
+def _load_all(options: dict[str, Any], *not_needed: str) -> Config | Fleet:
+    """Return the configuration, of several databases where the file names them."""
+    from parapply.config import REQUIRED  # noqa: PLC0415
+    from parapply.config_fleet import load  # noqa: PLC0415
+
+    required = [key for key in REQUIRED if key not in not_needed]
+    return load(options["config_path"], options["overrides"], _flags(options), os.environ, required=required)
+
+
+def _flags(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that are options, by their keys; None: not given."""
+    return {
         "source.dsn": options["source"],
         "target.dsn": options["target"],
         "source.slot": options["slot"],
         "source.publications": options["publication"],
     }
-    required = [key for key in REQUIRED if key not in not_needed]
-    return load_config(options["config_path"], options["overrides"], flags, os.environ, required=required)
 
 
 #: Commands that are imported when they are asked for, with the place of each: bench's options and workloads alone are
 #: 4 ms of every other command's start.
 _LATER = {
+    "check": ("parapply.cli.databases", "check"),
+    "status": ("parapply.cli.databases", "status"),
+    "verify": ("parapply.cli.databases", "verify"),
     "bench": ("parapply.cli.bench", "bench"),
     "conflicts": ("parapply.cli.conflicts", "conflicts"),
     "cutover": ("parapply.cli.cutover", "cutover"),
+    "heal": ("parapply.cli.heal", "heal"),
     "migrate": ("parapply.cli.migrate", "migrate"),
     "skip": ("parapply.cli.conflicts", "skip"),
     "pause": ("parapply.cli.pause", "pause"),
@@ -179,40 +197,6 @@ Exit codes: 0 done, 1 not reached in time, 2 usage or configuration, 3 source re
 )
 def cli() -> None:
     """Apply a PostgreSQL publication in parallel on a target database."""
-
-
-@cli.command(
-    epilog="""\b
-Examples:
-  parapply check --source "host=a dbname=app" --target "host=b dbname=app" --slot app --publication app
-  parapply check --config app.toml --copy
-  parapply check --config app.toml --copy --schema
-  parapply check --config app.toml --json | jq -r '.findings[] | select(.severity == "refused") | .fix'
-It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 3 or 4: `init` would refuse, and end so.""",
-)
-@_connection_options
-@click.option("--copy", "is_copy", is_flag=True, help="Also look at the needs of `init --copy`.")
-@click.option("--schema", "brings_schema", is_flag=True, help="With --copy: tables that are missing will be made.")
-@click.option("--truncate", "truncates", is_flag=True, help="With --copy: tables that hold rows will be emptied.")
-@click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="Sessions of the copy.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
-def check(
-    *,
-    is_copy: bool,
-    brings_schema: bool,
-    truncates: bool,
-    connections: int,
-    as_json: bool,
-    **options: Any,  # noqa: ANN401  click's options
-) -> int:
-    """Report what would make init, the copy or the stream fail or hurt, before anything is made."""
-    if not is_copy and (brings_schema or truncates):
-        raise click.UsageError("--schema and --truncate belong to --copy")
-    config = _load(options)
-    from parapply.check import command, look  # noqa: PLC0415
-
-    how = look.CheckOptions(is_copy=is_copy, brings_schema=brings_schema, truncates=truncates, connections=connections)
-    return command.check(config, how, as_json=as_json)
 
 
 @cli.command(
@@ -314,6 +298,7 @@ def refresh(
 Examples:
   parapply run --config app.toml
   parapply run --config app.toml --set apply.workers=8
+  parapply run --config fleet.toml
   parapply run --config app.toml --until 16/B374D848
   parapply run --config app.toml --set apply.delay_s=0 --until '2026-11-23 14:05:00+00'
 With a time it ends before the first transaction, in commit order, that committed later; commit times are by
@@ -327,45 +312,26 @@ def run(*, until: Until | None, takeover: bool, **options: Any) -> int:  # noqa:
     # Modules make many objects and no garbage: the daemon lets the collector in again, behind them.
     gc.disable()
     driver_versions.tell_own()
-    config = _load(options)
+    read = _load_all if options["database"] is None else _load
+    found = read(options)
+    from parapply.config_fleet import Fleet, one_of  # noqa: PLC0415
     from parapply.errors import ConfigError  # noqa: PLC0415
     from parapply.model import Until  # noqa: PLC0415
-    from parapply.runtime import daemon  # noqa: PLC0415
 
-    def load_again() -> Config:
+    def load_again() -> Config | Fleet:
         path = options["config_path"]
         if path is not None and path.exists() and not path.is_file():
             # A pipe would be empty by now, which reads as a file without a word, or never end.
             raise ConfigError(f"--config: {path} is no regular file, so it cannot be read again")
-        return _load(options)
+        return read(options)
 
-    return daemon.run(config, load_again, until or Until(), takeover=takeover)
+    if isinstance(found, Fleet):
+        from parapply.runtime import fleet  # noqa: PLC0415
 
+        return fleet.run(found, load_again, until or Until(), takeover=takeover)
+    from parapply.runtime import daemon  # noqa: PLC0415
 
-@cli.command(
-    epilog="""\b
-Examples:
-  parapply status --config app.toml
-  parapply status --config app.toml --watch
-  parapply status --config app.toml --json | jq .lag_bytes
-  parapply status --config app.toml --json --watch | jq --unbuffered .lag_s
-  parapply status --json-schema""",
-)
-@_connection_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs; with --watch one a line.")
-@click.option("--json-schema", "shows_schema", is_flag=True, help="Print the JSON Schema of --json; asks no server.")
-@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
-def status(*, as_json: bool, shows_schema: bool, watch: bool, **options: Any) -> None:  # noqa: ANN401  click's options
-    """Show state, lag, watermark, workers and tables."""
-    if shows_schema:
-        from parapply.commands import status_schema  # noqa: PLC0415
-
-        click.echo(json.dumps(status_schema.schema(), indent=2))
-        return
-    config = _load(options, "source.publications")
-    from parapply.commands import status as screen  # noqa: PLC0415
-
-    screen.show(config, as_json, watch)
+    return daemon.run(found, lambda: one_of(load_again(), options["database"]), until or Until(), takeover=takeover)
 
 
 @cli.command(
@@ -435,65 +401,6 @@ def snapshot(
     from parapply.commands import snapshot as taking  # noqa: PLC0415
 
     return taking.run(configs, lsn, timeout_s, command, as_json=as_json)
-
-
-@cli.command(
-    epilog="""\b
-Examples:
-  parapply verify --config app.toml
-  parapply verify --config app.toml --table public.orders --statements
-  parapply verify --config app.toml --json | jq '.tables[] | select(.is_equal | not)'
-Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in use.""",
-)
-@_connection_options
-@click.option("--table", "tables", metavar="SCHEMA.TABLE", multiple=True, help="Compare just this one; repeatable.")
-@click.option("--connections", type=click.IntRange(1, 64), default=2, show_default=True, help="On each side.")
-@click.option(
-    "--max-keys", type=click.IntRange(min=1), default=100, show_default=True, help="Differing keys named for a table."
-)
-@click.option(
-    "--sampled",
-    "sampled_ranges",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Compare N ranges of about 10,000 rows of each large table, others each time.  [default: all]",
-)
-@click.option(
-    "--max-pause",
-    "max_pause_s",
-    type=click.FloatRange(min=0.1),
-    default=10,
-    show_default=True,
-    metavar="S",
-    help="Longest pause of the daemon for the source's snapshot.",
-)
-@click.option("--statements", "prints_statements", is_flag=True, help="Print SQL that would repair the target.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
-def verify(
-    *,
-    tables: tuple[str, ...],
-    connections: int,
-    max_keys: int,
-    sampled_ranges: int | None,
-    max_pause_s: float,
-    prints_statements: bool,
-    as_json: bool,
-    **options: Any,  # noqa: ANN401  click's options
-) -> int:
-    """Compare source and target at one LSN, online."""
-    config = _load(options)
-    from parapply.verify import command  # noqa: PLC0415
-
-    how = command.VerifyOptions(
-        tables=tables,
-        connections=connections,
-        max_keys=max_keys,
-        sampled_ranges=sampled_ranges or 0,
-        max_pause_s=max_pause_s,
-        prints_statements=prints_statements,
-        as_json=as_json,
-    )
-    return command.verify(config, how)
 
 
 @cli.command(

@@ -65,7 +65,7 @@ def list_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
 def _print(found: list[dict[str, Any]], mapping: MappingConfig) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("id", "recorded", "type", "table", "key", "policy", "outcome", "end LSN", "xid"):
-        # All of it on one line, which a terminal wraps by itself, so that what is copied is whole; keys may be long.
+        # All of it on one line, which the terminal wraps, so that copied text is whole; keys may be long.
         table.add_column(name, overflow="fold", max_width=_KEY_COLUMNS if name == "key" else None)
     for one in found:
         key = ", ".join(f"{name}={value}" for name, value in (one["key"] or {}).items())
@@ -156,8 +156,8 @@ async def _replay(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: b
         if not is_dry:
             if not assume_yes:
                 click.confirm(f"Apply {len(effects)} change{'s' if len(effects) > 1 else ''}?", abort=True)
-            # As the workers write: what is replayed came from the publisher and must not go back there. An origin
-            # outlives the command, so it is not made for a replay that is only shown, or refused.
+            # As the workers write, because replayed changes came from the publisher and must not go back there. An
+            # origin outlives the command, so it is not made for a replay that is only shown, or refused.
             tables = [config.mapping.target_of((one["schema_name"], one["table_name"])) for one in found]
             await connect.carry_origin(config, conn, slot_id, "replay", "a replay", tables)
             async with conn.transaction():
@@ -190,7 +190,7 @@ async def _drop(config: Config, wanted: Filter, *, assume_yes: bool) -> int:
 
 
 def skip(config: Config, lsn: int, wait_s: float, *, as_json: bool) -> None:
-    """Ask for a transaction to be skipped and print what became of the request.
+    """Ask for a transaction to be skipped and print the outcome of the request.
 
     Args:
         config: target and slot; the publisher, if it is named, is asked where its WAL ends.
@@ -207,7 +207,7 @@ def skip(config: Config, lsn: int, wait_s: float, *, as_json: bool) -> None:
 
 
 def cancel_skip(config: Config, lsn: int, *, as_json: bool) -> None:
-    """Take a request back that was not carried out.
+    """Take back a request that was not carried out.
 
     Raises:
         TargetRefused, TargetLost: as everywhere.
@@ -240,11 +240,11 @@ async def _skip(config: Config, lsn: int, wait_s: float) -> asking.SkipRequest:
 
 async def _end_of_source(config: Config) -> int | None:
     """Return where the publisher's WAL ends; None if it is not named, or does not answer: a conflict may outlast it."""
-    dsn = config.source.dsn.get_secret_value()
-    if not dsn:
+    login = config.source.login
+    if not login.dsn:
         return None
     try:
-        async with await slot.connect(dsn, application_name=f"parapply skip {config.source.slot}") as conn:
+        async with await slot.connect(login, application_name=f"parapply skip {config.source.slot}") as conn:
             return (await slot.position(conn)).flush_lsn
     except (SourceLost, SourceRefused):
         return None

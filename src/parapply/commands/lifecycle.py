@@ -1,4 +1,4 @@
-"""The commands around the daemon, `drop` and `wait`, and what `init` takes back if it is refused on its way.
+"""The commands around the daemon, `drop` and `wait`, and the undoing of an `init` that is refused on its way.
 
 In: the configuration. Out: lines on standard output for people; failures are ours, with their exit code.
 Each one opens its own sessions, does its work, and closes them; none needs a running daemon but `wait`.
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import click
 
 from parapply.connect import check_back, open_both
-from parapply.errors import ParapplyError, SlotBusy, SourceRefused, TargetRefused
+from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.plan.watermark import covers
-from parapply.source import slot
+from parapply.source import refusals, slot
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.state import cutovers, migrations
 from parapply.target.state import slots as state
@@ -52,7 +52,7 @@ async def new_slot(source: slot.Connection, name: str) -> AsyncIterator[None]:
 
 
 def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command line passes it by position
-    """Remove the slot and its state, and the state schema when no slot is left in it; asks first.
+    """Remove the slot and its state, and the state schema when no slot is left in it; ask first.
 
     Raises:
         SlotBusy: a process reads the slot.
@@ -74,7 +74,7 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
                 return
             click.echo(f"slot {name!r}: neither slot nor state; nothing to do")
             return
-        _check_own_and_idle(config, facts)
+        refusals.check_own_and_idle(facts)
         await check_back(config, ends.source, facts)
         if not assume_yes:
             at = f" (applied up to {format_lsn(found.low_lsn)})" if found else ""
@@ -94,7 +94,7 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
 
 
 async def _forget_migration(config: Config, target: settings.Connection, facts: slot.SourceFacts) -> bool:
-    """Forget a migration that was ended before its copy had begun; say whether there was one."""
+    """Forget a migration that was ended before its copy had begun; return whether one existed."""
     schema, name = config.target.state_schema, config.source.slot
     migration = migrations.Migration(schema=schema, slot_name=name, system_identifier=facts.system_identifier)
     if not await migrations.load(target, migration):
@@ -127,7 +127,7 @@ async def _drop_schema(target: settings.Connection, schema: str) -> None:
 
 
 async def _check_removable(target: settings.Connection, schema: str, slot_id: int, name: str) -> None:
-    """Refuse before the slot is gone what the target would refuse after it, and what nothing could take back after it.
+    """Refuse a removal while the slot exists, if the target would refuse it later or nothing could take it back later.
 
     Raises:
         TargetRefused: a privilege is missing, another role prepared a transaction, or a cut-over is under way.
@@ -146,22 +146,6 @@ async def _check_removable(target: settings.Connection, schema: str, slot_id: in
 
 def _say_whom_drop_waits_for(sessions: Sequence[lease.Holder]) -> None:
     click.echo(f"target: waiting for the end of {', '.join(map(str, sessions))}")
-
-
-def _check_own_and_idle(config: Config, facts: slot.SourceFacts) -> None:
-    found = facts.slot
-    if found is None:
-        return
-    if found.plugin != "pgoutput" or found.database != facts.database:
-        raise SourceRefused(
-            f"slot {found.name!r} is not one of parapply's: plugin {found.plugin}, database {found.database!r}",
-            hint="correct source.slot or source.dsn; drop a foreign slot with pg_drop_replication_slot",
-        )
-    if found.active_pid is not None:
-        raise SlotBusy(
-            f"slot {config.source.slot!r} is in use by process {found.active_pid} on the publisher",
-            hint="stop the daemon first",
-        )
 
 
 def wait(config: Config, lsn: int, timeout_s: float) -> None:
@@ -191,7 +175,7 @@ async def applied(config: Config, lsn: int, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
     delay_s = _POLL_MIN_S
     # A plain session: a reader needs neither the replica role nor a primary.
-    async with await settings.connect_reader(config.target.dsn.get_secret_value(), f"parapply wait {name}") as conn:
+    async with await settings.connect_reader(config.target.login, f"parapply wait {name}") as conn:
         await state.has_schema(conn, schema)  # refuses another version
         while True:
             with settings.target_errors("reading the progress"):

@@ -1,4 +1,4 @@
-"""`parapply snapshot`: takes snapshots, prints them, keeps them while a command runs or until it is told to end.
+"""`parapply snapshot`: takes snapshots, prints them, keeps them while a command runs or until it is stopped.
 
 In: configurations and options. Out: a line for each target, or a JSON document; the exit code of the command.
 """

@@ -59,7 +59,7 @@ async def snapshots(
     Args:
         configs: targets and slots; the sources are not connected to.
         lsn: of the publisher; None for the earliest that is possible.
-        choose: told where all daemons can stand, while they stand; returns the LSN to go to, not before that.
+        choose: called with a position where all daemons can pause, and do; returns the LSN to go to, not before that.
         timeout_s: how long to wait for the LSN and the daemons.
 
     Raises:
@@ -127,7 +127,7 @@ class _Asking:
         self._request_id = await requests.ask(self._asking, self._schema, self._slot_id, lsn, stands=stands)
 
     async def go(self, lsn: int) -> None:
-        """Send a standing daemon to a position."""
+        """Send a paused daemon to a position."""
         await requests.answer(self._asking, self._schema, self._slot_id, self._request_id, "go", lsn=lsn)
 
     async def wait_for(self, wanted: str) -> SnapshotRequest:
@@ -152,7 +152,7 @@ class _Asking:
             await requests.wait_for_call(self._asking, min(_LOOK_S, left_s))
 
     async def take(self) -> Snapshot:
-        """Import what the daemon has exported, so that it can let go of it."""
+        """Import the snapshot that the daemon has exported, so that the daemon can release it."""
         ready = await self.wait_for("ready")
         assert ready.snapshot_name is not None
         assert ready.at_lsn is not None

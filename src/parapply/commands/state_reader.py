@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from parapply.config import Config
 
-#: Seconds to wait for the publisher: a person waits for the screen.
+#: Seconds to wait for the publisher, because a person waits for the screen.
 _SOURCE_TIMEOUT_S = 3
 #: Seconds without a write of the daemon, which writes once a second, after which it is stuck or gone.
 _SILENT_S = 5.0
@@ -136,7 +136,7 @@ class StateReader:
         config = self._config
         name, schema = config.source.slot, config.target.state_schema
         if self._target is None:
-            self._target = await settings.connect_reader(config.target.dsn.get_secret_value(), self._name)
+            self._target = await settings.connect_reader(config.target.login, self._name)
             await state.has_schema(self._target, schema)  # refuses another version
         conn = self._target
         with settings.target_errors("reading the status"):
@@ -167,12 +167,14 @@ class StateReader:
         return report
 
     async def _read_source(self, low_lsn: int | None) -> dict[str, Any]:
-        dsn = self._config.source.dsn.get_secret_value()
-        if not dsn:
+        login = self._config.source.login
+        if not login.dsn:
             return _unreachable("source.dsn is not set")
         try:
             if self._source is None:
-                self._source = await slot.connect(dsn, application_name=self._name, connect_timeout_s=_SOURCE_TIMEOUT_S)
+                self._source = await slot.connect(
+                    login, application_name=self._name, connect_timeout_s=_SOURCE_TIMEOUT_S
+                )
             name = self._config.source.slot
             facts = await slot.inspect(self._source, name)
             with slot.source_errors("asking who blocks a session"):
@@ -181,18 +183,20 @@ class StateReader:
             if self._source is not None:
                 await self._source.close()
                 self._source = None
-            # Not raised: that the publisher is down is one of the things a status is asked for.
+            # Not raised, because a status is also asked for when the publisher is down.
             return _unreachable(error.line())
-        return {**_of_source(facts, low_lsn), "blocked": _documents(waiting)}
+        limit_bytes = self._config.source.retained_wal_limit_bytes or None
+        found = _of_source(facts, low_lsn)
+        return {**found, "slot_retained_wal_limit_bytes": limit_bytes, "blocked": _documents(waiting)}
 
 
 def is_silent(report: dict[str, Any]) -> bool:
-    """Return whether the daemon's last report is too old to be the present."""
+    """Return whether the daemon's last report is too old to be current."""
     return bool(report["silent_s"] > _SILENT_S)
 
 
 def is_present(report: dict[str, Any]) -> bool:
-    """Return whether a daemon runs and its last report is the present."""
+    """Return whether a daemon runs and its last report is current."""
     return report["is_daemon_connected"] and not is_silent(report)
 
 
@@ -220,7 +224,7 @@ async def collect(config: Config) -> dict[str, Any]:
 
 
 def _unreachable(error: str) -> dict[str, Any]:
-    """Return what is said of a source that was not asked, with the keys of one that was."""
+    """Return the report on a source that was not asked, with the keys of one that was."""
     return {**dict.fromkeys(SourceDocument.__struct_fields__), "is_reachable": False, "error": error, "blocked": []}
 
 

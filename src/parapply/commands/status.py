@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from parapply.config import Config
 
-#: Tables shown where there is no end of lines: of more, those with the most rows. `--json` has all.
+#: Tables shown where lines have no limit: the ones with the most rows. `--json` has all.
 _MOST_TABLES = 1000
 #: Seconds between two looks of --watch.
 _REFRESH_S = 1.0
@@ -82,7 +82,7 @@ async def _watch(config: Config, *, as_json: bool) -> None:
 
 
 def _terminals() -> list[int]:
-    """Return the terminal that is written to, if it is one: of one that has gone nothing says that it was one."""
+    """Return the terminal that is written to, if it is one, to be asked before it goes: later it no longer says so."""
     return [sys.stdout.fileno()] if sys.stdout.isatty() else []
 
 
@@ -200,8 +200,16 @@ def _facts(report: dict[str, Any], *, with_evidence: bool) -> Table:
     return grid
 
 
+def line(report: dict[str, Any]) -> str:
+    """Return a slot's state in one line."""
+    if report["state"] is None:
+        return "a migration has not made the slot yet"
+    reason = f": {report['reason']}" if report["reason"] else ""
+    return f"{report['state']}, {_lag(report)} behind{reason}"
+
+
 def _worker_count(report: dict[str, Any]) -> str:
-    """Return how many workers there are, and how many there may be where that is more."""
+    """Return the number of workers, and the most that there may be where that is more."""
     here, most = len(report["workers"]), report["worker_count"]
     return f"{here} of up to {most}" if 0 < here < most else f"{most}"
 
@@ -215,12 +223,15 @@ def _lag(report: dict[str, Any]) -> str:
 
 
 def _retained(source: dict[str, Any]) -> str:
-    """Say how much WAL the publisher keeps for the slot, and how much more it may before the slot is lost."""
+    """Report how much WAL the publisher keeps for the slot, and how much it may add before the slot is lost."""
     if source.get("slot_retained_wal_bytes") is None:
         return ""
     safe_bytes = source["slot_safe_wal_bytes"]
     limit = "" if safe_bytes is None else f"; {max(0, safe_bytes):,} more may be written before the slot can be lost"
-    return f"{source['slot_retained_wal_bytes']:,} bytes, {source['slot_wal_status']}{limit}"
+    kept_bytes, allowed_bytes = source["slot_retained_wal_bytes"], source["slot_retained_wal_limit_bytes"]
+    if allowed_bytes is not None and kept_bytes > allowed_bytes:
+        limit += f"; MORE than source.retained_wal_limit_bytes, {allowed_bytes:,}"
+    return f"{kept_bytes:,} bytes, {source['slot_wal_status']}{limit}"
 
 
 def _daemon_line(report: dict[str, Any]) -> str:

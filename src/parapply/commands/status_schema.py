@@ -177,6 +177,9 @@ class SourceDocument(msgspec.Struct, kw_only=True):
     slot_active_pid: Annotated[int | None, Meta(description="Process that reads the slot.")]
     slot_wal_status: Annotated[str | None, Meta(description="wal_status of pg_replication_slots.")]
     slot_retained_wal_bytes: Annotated[int | None, Meta(description="WAL that is kept for the slot.")]
+    slot_retained_wal_limit_bytes: Annotated[
+        int | None, Meta(description="source.retained_wal_limit_bytes; null if it is 0.")
+    ]
     slot_safe_wal_bytes: Annotated[int | None, Meta(description="WAL that may be written before the slot can be lost.")]
     slot_invalidation_reason: Annotated[str | None, Meta(description="Why the slot is lost.")]
     slot_confirmed_flush_lsn: Annotated[_Lsn | None, Meta(description="confirmed_flush_lsn of pg_replication_slots.")]

@@ -31,7 +31,7 @@ _PASSED_HINT = (
 
 
 class SkipRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request and what became of it."""
+    """A request and its outcome."""
 
     lsn: str
     outcome: str  # requested (no daemon runs), unanswered (one runs and cannot say yet), accepted, skipped
@@ -98,7 +98,7 @@ async def _check_end(conn: Connection, schema: str, slot_id: int, lsn: int, sour
 
 
 async def take_back(conn: Connection, schema: str, slot_id: int, lsn: int) -> bool:
-    """Take a request back that was not carried out yet; say whether there was one.
+    """Take back a request that was not carried out yet; return whether one existed.
 
     Raises:
         TargetRefused, TargetLost: as `ask`.

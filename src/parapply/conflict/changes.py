@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _VALUE_CHARACTERS = 16 * 1024 * 1024
 
 
-#: In the history's key of a TRUNCATE: that it restarted the sequences of the tables.
+#: Mark in the history's key of a TRUNCATE that restarted the sequences of the tables.
 RESTARTS_IDENTITY = "restart_identity"
 _NAME = r'("(?:[^"]|"")*"|[^".,]+)'
 _LISTED = re.compile(rf"{_NAME}\.{_NAME}(?:, |\Z)")
 
 
 def key_of_truncate(step: TruncateStep) -> dict[str, str | None]:
-    """Return what the history has of a TRUNCATE in place of a key: its tables, and whether sequences restart."""
+    """Return the history's text in place of a key of a TRUNCATE: its tables, and whether sequences restart."""
     listed = [f"{_listed(plan.relation.schema)}.{_listed(plan.relation.name)}" for plan in step.plans]
     return {"tables": ", ".join(listed), **({RESTARTS_IDENTITY: "true"} if step.restart_identity else {})}
 
@@ -81,7 +81,7 @@ class RowChange(msgspec.Struct, frozen=True, kw_only=True):
         return self._texts(self.found_by, positions)
 
     def remote_row(self) -> dict[str, str | None]:
-        """Return the new row as far as it was sent; of a delete what was sent of the old one."""
+        """Return the new row as far as it was sent; of a delete the old one as far as it was sent."""
         if self.new is not None:
             return self._texts(self.new, self.present)
         return self._texts(self.found_by, [*range(len(self.plan.columns))] if self.plan.is_full else self._sent())
@@ -112,12 +112,12 @@ def read_change(plan: TablePlan, frame: bytes) -> RowChange:
 
 def _text(value: bytes | None) -> str | None:
     raw = text_of(value) if value is not None else None
-    # A publisher in SQL_ASCII may send what is no UTF-8 (T-61); such a row can be seen but not replayed exactly.
+    # A publisher in SQL_ASCII may send bytes that are no UTF-8 (T-61); such a row can be seen but not replayed exactly.
     return None if raw is None else raw.decode("utf-8", "replace")
 
 
 def shortened(row: dict[str, str | None] | None) -> tuple[dict[str, str | None] | None, bool]:
-    """Leave out values too large for the history; say whether any was."""
+    """Leave out values too large for the history; return whether any was."""
     if row is None or all(value is None or len(value) <= _VALUE_CHARACTERS for value in row.values()):
         return row, False
     return {name: value for name, value in row.items() if value is None or len(value) <= _VALUE_CHARACTERS}, True

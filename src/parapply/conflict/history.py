@@ -115,7 +115,7 @@ class ConflictHistory:
         return await self.has_stopped(conn)
 
     async def prune(self, conn: Connection, keep_s: float, keep_rows: int) -> None:
-        """Drop what is too old or too much; never what a transaction is still stopped by. Waits for no lock (T-37).
+        """Drop conflicts that are too old or too many, none that still stops a transaction. Waits for no lock (T-37).
 
         Raises:
             TargetRefused, TargetLost: as `write`.

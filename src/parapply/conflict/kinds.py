@@ -35,7 +35,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lsn(self) -> int:
-        """Return what the history calls it by: its end, or its commit record while the end is not known."""
+        """Return its LSN in the history: of its end, or of its commit record while the end is not known."""
         return self.end_lsn or self.commit_lsn
 
 
@@ -68,7 +68,7 @@ class Conflict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def constraints(self) -> tuple[str, ...]:
-        """Return every unique index in which a row is in the way (all of them, not the first met)."""
+        """Return every unique index in which a row is in the way: all of them, not only the first."""
         return tuple(dict.fromkeys(name for row in self.local_rows for name in row.constraints))
 
 

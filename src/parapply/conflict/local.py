@@ -125,7 +125,7 @@ class _Shape(msgspec.Struct, frozen=True):
 
 
 class LocalRows:
-    """Asks one worker's session. Keeps what the catalogue said of each plan, as long as the plan lives."""
+    """Asks one worker's session. Keeps the catalogue's answers about each plan, as long as the plan lives."""
 
     def __init__(self, session: WorkerSession, *, tracks_commits: bool) -> None:
         """Start with nothing read; without track_commit_timestamp the time and origin of a row are not known."""
@@ -134,7 +134,7 @@ class LocalRows:
         self._shapes: dict[tuple[int, str, str], tuple[TablePlan, _Shape | None]] = {}
 
     async def subject(self, change: RowChange) -> LocalRow | None:
-        """Return the row that an update or delete is about, locked; None if it is not there.
+        """Return the row that an update or delete is about, locked; None if it does not exist.
 
         Raises:
             StatementFailed, TargetLost: as everywhere.

@@ -1,6 +1,6 @@
 """The action of each policy on a conflict: one small function each. Pure; the truth table is in docs/CONFLICTS.md.
 
-In: what both sides hold. Out: an `Action`. Must never read anything: what it needs is in `Facing`.
+In: the facts of both sides. Out: an `Action`. Must never read anything, because `Facing` has all that it needs.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def keep_local(_: Facing) -> Action:
 
 
 def apply_remote(facing: Facing) -> Action:
-    """Make the row what the publisher has; a row that is missing cannot be made without all its columns (T-41)."""
+    """Make the row equal the publisher's; a row that is missing cannot be made without all its columns (T-41)."""
     if facing.type is ConflictType.UPDATE_MISSING and not facing.is_complete:
         return Action.STOP
     return Action.APPLY
 
 
 def last_update_wins(facing: Facing) -> Action:
-    """Keep what was committed last. A local row whose time is no longer known is old, and loses.
+    """Keep the row that was committed last. A local row whose time is no longer known is old, and loses.
 
     Of equal times the row whose text is greater wins: two nodes that see each other's row so decide the same.
     """
@@ -79,12 +79,12 @@ _POLICIES: Final[dict[Policy, Callable[[Facing], Action]]] = {
 
 
 def decide(policy: Policy, facing: Facing) -> Action:
-    """Return what a policy does."""
+    """Return the action of a policy on a conflict."""
     return _POLICIES[policy](facing)
 
 
 def outcome(policy: Policy, action: Action) -> ConflictOutcome:
-    """Return what the history calls it."""
+    """Return the outcome of a policy's action, as the history names it."""
     if action is Action.STOP:
         return ConflictOutcome.STOPPED
     if action is Action.APPLY:

@@ -1,4 +1,4 @@
-"""Applying a kept change now, by hand: what was skipped, or lost against the target's row.
+"""Applying a kept change now, by hand: one that was skipped, or lost against the target's row.
 
 In: rows of the history. Out: what each did, row before and row after. All in one transaction, which the caller commits
 or rolls back. Values go as text, which the columns' own input functions read, as when they came from the publisher.
@@ -7,7 +7,7 @@ or rolls back. Values go as text, which the columns' own input functions read, a
   (unchanged TOAST) it can only be written over an existing row.
 - A delete takes the row with its key, if it exists.
 - In a table without a key rows are found by all their values, and several may have the same: an insert always inserts,
-  and what was replayed before is not done again.
+  and a change that was replayed before is not repeated.
 """
 
 # ruff: noqa: S608 - this module makes SQL: names are quoted, values are parameters

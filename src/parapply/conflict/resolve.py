@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def remote_wins(
     kind: ConflictType, change: RowChange, rows: Sequence[LocalRow], *, first_by_key: bool, own: Sequence[Command]
 ) -> list[Command]:
-    """Return what makes the target hold the publisher's row.
+    """Return the commands that make the target hold the publisher's row.
 
     - Of the rows in the way of an insert one becomes the new row, the one with its key if there is one; so columns that
       only the target has keep their values. All others are deleted.
@@ -50,7 +50,7 @@ def remote_wins(
     if change.operation == "update":
         return [*(_delete(change, row) for row in rows), *own]
     if len(rows) > 1 and not first_by_key:
-        # None is surely the same row, so there is no telling whose target-only columns to keep.
+        # None is surely the same row, so it is not known whose target-only columns to keep.
         return [*(_delete(change, row) for row in rows), *own]
     if any(column.is_identity_always for column in change.plan.columns) or not change.plan.columns:
         # SQL cannot set such a column (T-50).

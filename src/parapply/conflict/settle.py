@@ -85,7 +85,7 @@ class Settler:
         self._settled: dict[tuple[int, ConflictType], Conflict] = {}
 
     def take_settled(self) -> list[Conflict]:
-        """Return what was settled since the last call."""
+        """Return the conflicts that were settled since the last call."""
         settled = list(self._settled.values())
         self._settled.clear()
         return settled
@@ -185,7 +185,7 @@ class Settler:
         raise failure
 
     async def _tried(self, commands: Sequence[Command]) -> StatementFailed | None:
-        """Execute the commands of one change; return what failed, undone."""
+        """Execute the commands of one change; return the failure, undone."""
         self.commands = list(commands)
         # Whose row it is must be known before its new values are looked at, as in the built-in subscription.
         n_looks = max((at for at, command in enumerate(commands, 1) if command.operation == "origin"), default=0)
@@ -275,7 +275,7 @@ class Settler:
 
 
 def _is_greater(conflict: Conflict) -> bool:
-    """Compare the published columns of both rows as text; what was not sent is what the local row has."""
+    """Compare the published columns of both rows as text; a column that was not sent has the local row's value."""
     remote = conflict.remote_row or {}
     if conflict.operation == "delete" or not conflict.local_rows:
         return False
@@ -288,7 +288,7 @@ def _sorted(row: dict[str, str | None]) -> list[tuple[str, bool, str]]:
 
 
 def _why(conflict: Conflict) -> str:
-    """Say why a policy other than error stops."""
+    """Return why a policy other than error stops."""
     if conflict.policy is Policy.ERROR:
         return ""
     return "the publisher did not send its unchanged large columns, so the row cannot be made"

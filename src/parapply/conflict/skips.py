@@ -34,7 +34,7 @@ class Skips:
     """Requests of one slot. Written by `look` and `learn`, read by the workers; empty nearly always."""
 
     def __init__(self, schema: str, slot_id: int, large_ends: dict[int, int]) -> None:
-        """Start with none known but where large transactions end that were read to their end before, by commit LSN."""
+        """Start without requests, but with the ends of large transactions read to their end before, by commit LSN."""
         self.schema = schema
         self.slot_id = slot_id
         self._large_ends = large_ends

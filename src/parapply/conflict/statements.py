@@ -25,7 +25,7 @@ def statement(text: str, parameters: Sequence[bytes | None] = ()) -> Statement:
 
 
 def only(plan: TablePlan) -> str:
-    """Return what rows are looked for in: a partitioned table as a whole, else the table without its children."""
+    """Return the place to look for rows: a partitioned table as a whole, else the table without its children."""
     name = table_name(plan.facts)
     return name if plan.facts.is_partitioned else f"ONLY {name}"
 

@@ -16,6 +16,7 @@ import click
 from parapply import connect, continuity, failpoints
 from parapply.commands import lifecycle
 from parapply.copy import schema as schemas
+from parapply.copy import slot_guard
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar, CopyProgress
@@ -93,7 +94,7 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
     if options.brings_schema:
         program = schemas.find_pg_dump(options.pg_dump)
         left_out = {schema, *facts.state_schemas}
-        dumped = await schemas.dump(program, config.source.dsn.get_secret_value(), without=sorted(left_out))
+        dumped = await schemas.dump(program, config.source.login, without=sorted(left_out))
         with settings.target_errors("making the schema"):
             # One transaction: where something is refused, nothing of the schema is left.
             async with ends.target.transaction():
@@ -114,7 +115,9 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
             have_run = await _until_commands(config, ends, adopted.slot_id)
             await _copy_later(config, options, ends, adopted, tables, have_run)
         else:
-            await _begin(config, options, ends, tables, have_run)
+            made = await _begin(config, options, ends, tables, have_run)
+            if made is not None:
+                await _go_on_after_pause(config, options, ends, made, tables)
 
 
 async def _begin(
@@ -123,12 +126,16 @@ async def _begin(
     ends: connect.Connections,
     tables: Sequence[PublishedTable],
     have_run: Collection[int] | None,
-) -> None:
-    """Make the slot and copy from its own snapshot: the stream begins where the copy ends."""
+) -> state.SlotState | None:
+    """Make the slot and copy from its own snapshot: the stream begins where the copy ends.
+
+    Returns:
+        The slot, where the copy pauses.
+    """
     schema = config.target.state_schema
-    dsn = config.source.dsn.get_secret_value()
+    login = config.source.login
     shapes = await on_target.shapes(ends.target, [table.here() for table in tables])
-    async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(dsn, config.source.slot) as snapshot:
+    async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, config.source.slot) as snapshot:
         told.cancel()
         failpoints.probe(failpoints.COPY_SLOT)
         names = [table.full_name for table in tables]
@@ -144,7 +151,11 @@ async def _begin(
         failpoints.probe(failpoints.COPY_STATE)
         click.echo(f"slot {config.source.slot!r}: starts at {format_lsn(snapshot.lsn)}, where the copy ends")
         # The stream begins with the snapshot: no command of before comes.
-        await _load(config, options, ends, made.slot_id, tables, shapes, snapshot, None)
+        try:
+            await _load(config, options, ends, made.slot_id, tables, shapes, snapshot, None)
+        except slot_guard.CopyPaused:
+            return made
+        return None
 
 
 async def go_on(
@@ -154,7 +165,7 @@ async def go_on(
     found: state.SlotState,
     have_run: Collection[int] | None = None,
 ) -> bool:
-    """Copy what an interrupted copy has left, and say whether there was anything.
+    """Copy the parts that an interrupted copy has left, and return whether any were left.
 
     Args:
         config: as before.
@@ -347,7 +358,7 @@ def _say_paused(known: copies.Copies) -> None:
 async def _known(
     config: Config, ends: connect.Connections, slot_id: int, published: Sequence[PublishedTable]
 ) -> copies.Copies:
-    """Return what is known of the tables, by the names that they have now, and looked at as the daemon does."""
+    """Return the facts known of the tables, by the names that they have now, and checked as the daemon does."""
     schema = config.target.state_schema
     known = await copies.load(ends.target, schema, slot_id)
     names = {row.source_oid: row.name for row in known.tables}
@@ -365,7 +376,7 @@ async def _known(
 
 
 async def _keep_marks(config: Config, ends: connect.Connections, slot_id: int) -> None:
-    """Keep which tables there are, once the snapshot is made, so that later ones can be told from them."""
+    """Note which tables exist, once the snapshot is made, so that later ones can be distinguished from them."""
     marks = await late_tables.marks(ends.source, config.source.publications)
     await copies.keep_marks(ends.target, config.target.state_schema, slot_id, marks)
 
@@ -382,7 +393,41 @@ async def _copy_later(  # noqa: PLR0913, PLR0917  all that is known by now
     tables: Sequence[PublishedTable],
     have_run: Collection[int] | None,
 ) -> None:
-    """Copy from a snapshot of now, although the stream has begun before.
+    """Copy from a snapshot of now, although the stream has begun before; pause where that is configured."""
+    try:
+        await _copy_now(config, options, ends, found, tables, have_run)
+    except slot_guard.CopyPaused:
+        await _go_on_after_pause(config, options, ends, found, tables)
+
+
+async def _go_on_after_pause(
+    config: Config,
+    options: CopyOptions,
+    ends: connect.Connections,
+    found: state.SlotState,
+    tables: Sequence[PublishedTable],
+) -> None:
+    """Copy what is left of tables as soon as the slot keeps less WAL; their copy pauses, and its snapshot is gone."""
+    # Without the lock the daemon leaves the changes of these tables out, as after an interruption.
+    await lease.release_lease(ends.target, found.slot_id, lease.COPY_LOCK_CLASS)
+    await slot_guard.until_free(config)
+    known = await copies.load(ends.target, config.target.state_schema, found.slot_id)
+    copied = {row.name for row in known.tables if row.state == CopyState.COPIED}
+    if left := [table for table in tables if table.full_name not in copied]:
+        click.echo(f"the copy goes on: {len(tables) - len(left)} tables are copied, {len(left)} are left", err=True)
+        have_run = await _until_commands(config, ends, found.slot_id)
+        await _copy_later(config, options, ends, found, left, have_run)
+
+
+async def _copy_now(  # noqa: PLR0913, PLR0917  all that is known by now
+    config: Config,
+    options: CopyOptions,
+    ends: connect.Connections,
+    found: state.SlotState,
+    tables: Sequence[PublishedTable],
+    have_run: Collection[int] | None,
+) -> None:
+    """Copy from a snapshot of now.
 
     First the daemon must know that these tables are under way: the snapshot shows what is committed before it, so
     no later change may be left out of the stream.
@@ -396,9 +441,9 @@ async def _copy_later(  # noqa: PLR0913, PLR0917  all that is known by now
     await copies.begin(ends.target, schema, slot_id, names, before_lsn)
     failpoints.probe(failpoints.COPY_STATE)
     await _until_seen(config, ends, slot_id)
-    dsn = config.source.dsn.get_secret_value()
+    login = config.source.login
     shapes = await on_target.shapes(ends.target, [table.here() for table in tables])
-    async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(dsn, None) as snapshot:
+    async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, None) as snapshot:
         told.cancel()
         await copies.begin(ends.target, schema, slot_id, names, snapshot.lsn)
         if not options.tables:
@@ -461,7 +506,7 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
     with Bar(listener=options.on_progress) as bar:
         load = CopyLoad(config, slot_id, ends.target, options, shapes=shapes, watcher=bar)
         try:
-            await load.run(tables, snapshot)
+            await slot_guard.guarded(config, slot_id, load.run(tables, snapshot))
         except ParapplyError as error:
             error.hint = "; ".join([text for text in (error.hint, IS_LEFT) if text])
             raise
@@ -470,7 +515,7 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
 
 
 async def _published(config: Config, ends: connect.Connections, facts: slot.SourceFacts) -> list[PublishedTable]:
-    """Return the tables to copy from; say which are left out although they are published.
+    """Return the tables to copy from; report which are left out although they are published.
 
     Raises:
         SourceRefused: the role may not read one.
@@ -483,7 +528,7 @@ async def _published(config: Config, ends: connect.Connections, facts: slot.Sour
 
 
 def _say_left_out(facts: slot.SourceFacts, published: Collection[Name]) -> None:
-    """Say whose progress is published and will not be brought over."""
+    """Report whose progress is published and will not be brought over."""
     for schema in sorted(facts.state_schemas.intersection([name[0] for name in published if name != QUEUE])):
         click.echo(
             f"source: schema {printable(schema)} holds the progress of a parapply that applies, or applied, there: it"
@@ -540,7 +585,7 @@ _WAITS_FOR_TRANSACTIONS = (
 
 @asynccontextmanager
 async def _patiently(text: str) -> AsyncIterator[asyncio.TimerHandle]:
-    """Say what is waited for if it takes a while."""
+    """Report the object of a wait if it takes a while."""
     timer = asyncio.get_running_loop().call_later(_PATIENCE_S, click.echo, text)
     try:
         yield timer

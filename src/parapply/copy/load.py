@@ -221,7 +221,7 @@ class CopyLoad:
         writers: Writers,
     ) -> None:
         application_name = f"parapply copy {self._config.source.slot}"
-        source = await snapshots.open_reader(self._config.source.dsn.get_secret_value(), application_name, snapshot)
+        source = await snapshots.open_reader(self._config.source.login, application_name, snapshot)
         async with source, writers.open(number) as writer:
             while (taken := queue.take(number)) is not None:
                 name, part = taken
@@ -349,7 +349,7 @@ class CopyLoad:
             self._watcher.table_done(published, table.rows, table.size_bytes)
 
     async def _note_moved(self, tables: Sequence[_Table]) -> None:
-        """Write down how far the tables are of which rows have come."""
+        """Note the progress of the tables of which rows have come."""
         moved = [table for table in tables if table.has_moved]
         for table in moved:
             table.has_moved = False
@@ -358,7 +358,7 @@ class CopyLoad:
 
 
 def _left(leaf: Leaf, done: Sequence[CopiedPart]) -> Iterator[Part]:
-    """Cut what is left of a relation into parts."""
+    """Cut the rest of a relation into parts."""
     own = [part for part in done if (part.leaf_schema, part.leaf_name) == (leaf.schema, leaf.name)]
     return resume.left_of(leaf, own, COPIED_PAGES)
 

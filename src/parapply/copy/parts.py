@@ -68,7 +68,7 @@ def bounds(part: Part, column: str = "ctid", *, alias: str = "") -> sql.Composed
 
 
 def condition(part: Part, row_filter: str = "") -> sql.Composed:
-    """Return WHERE and what it takes, or nothing for all rows of the relation."""
+    """Return WHERE and its condition, or nothing for all rows of the relation."""
     terms = [] if part.is_whole else [bounds(part)]
     if row_filter:
         # The publisher's own text of an expression that it has checked.

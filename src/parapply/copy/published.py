@@ -149,7 +149,7 @@ class _Column(NamedTuple):
 def _table(
     row: tuple[Any, ...], columns: Sequence[_Column], key: tuple[str, ...], leaves: Sequence[Leaf], *, is_exact: bool
 ) -> PublishedTable:
-    """Put together what is known of a table; `is_exact`: a column list names all generated columns sent."""
+    """Put together the facts of a table; `is_exact`: a column list names all generated columns sent."""
     oid, schema, name, lists, filters = row
     if len(lists) > 1:
         raise SourceRefused(

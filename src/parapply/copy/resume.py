@@ -61,7 +61,7 @@ Key: TypeAlias = tuple[str, ...]
 
 #: Types of keys that both ends compare alike, by OID; others have operators outside pg_catalog, or many forms of one
 #: value.
-_TYPES: Final = {
+KEY_TYPES: Final = {
     20: "bigint", 21: "smallint", 23: "integer", 25: "text", 1042: "bpchar", 1043: "varchar", 1082: "date",
     1114: "timestamp", 1184: "timestamptz", 1700: "numeric", 2950: "uuid",
 }  # fmt: skip
@@ -105,7 +105,7 @@ def may_resume(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
         table.target is None
         and bool(table.key)
         and not table.row_filter
-        and all(types[column] in _TYPES and target_types.get(column) in _TYPES for column in table.key)
+        and all(types[column] in KEY_TYPES and target_types.get(column) in KEY_TYPES for column in table.key)
         and all(leaf.has_ranges for leaf in table.leaves)
     )
 
@@ -113,7 +113,7 @@ def may_resume(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
 async def fingerprint(
     conn: slot.Connection, publications: Sequence[str], table: PublishedTable, leaf: tuple[str, str]
 ) -> str:
-    """Return what must be as it was for a part to be brought forward, as the session's snapshot shows it.
+    """Return the facts that must be unchanged for a part to be brought forward, as the session's snapshot shows them.
 
     Once the session has read the relation, or holds a lock on it. Empty: it must not be noted.
 
@@ -128,7 +128,7 @@ async def fingerprint(
 
 
 def left_of(leaf: Leaf, done: Sequence[CopiedPart], part_pages: int) -> Iterator[Part]:
-    """Cut what is left of a relation into parts."""
+    """Cut the rest of a relation into parts."""
     if not done:
         yield from parts_of(leaf, part_pages)
         return
@@ -193,7 +193,7 @@ class Resumption:
             return {}
         reasons: dict[int, str] = {}
         name = f"parapply resume {self._config.source.slot}"
-        reader = await snapshots.open_reader(self._config.source.dsn.get_secret_value(), name, snapshot)
+        reader = await snapshots.open_reader(self._config.source.login, name, snapshot)
         async with reader:
             for oid, table in wanted.items():
                 reasons[oid] = await self._why_not(table, noted[oid], await self._prints(reader, table))
@@ -265,7 +265,7 @@ class Resumption:
         keys: dict[int, set[Key]] = {oid: set() for oid in tables}
         config = self._config.source
         copy = f"parapply_resume_{secrets.token_hex(6)}"
-        conn = await slot.connect(config.dsn.get_secret_value(), application_name=f"parapply resume {config.slot}")
+        conn = await slot.connect(config.login, application_name=f"parapply resume {config.slot}")
         async with conn:
             facts = await slot.inspect(conn, config.slot)
             confirmed = facts.slot.confirmed_flush_lsn if facts.slot else None
@@ -318,7 +318,7 @@ class Resumption:
         keys: Sequence[Key],
         lsn: int,
     ) -> None:
-        """Replace the rows with these keys by what the reader sees of them in the pages of the parts."""
+        """Replace the rows with these keys by the rows that the reader sees in the pages of the parts."""
         types = self._types[table.full_name]
         ours = dict(zip(table.columns, table.types, strict=True))
         relation = sql.Identifier(table.schema, table.name)
@@ -333,12 +333,12 @@ class Resumption:
                     some = keys[first : first + _KEYS_AT_ONCE]
                     remove = sql.SQL("DELETE FROM {} AS t USING {} WHERE {}").format(
                         alone,
-                        _listed(some, [_TYPES[types[column]] for column in table.key]),
-                        _equal(table.key),
+                        listed(some, [KEY_TYPES[types[column]] for column in table.key]),
+                        equal(table.key),
                     )
                     cursor = await self._target.execute(remove)
                     more_rows -= cursor.rowcount
-                    for out in _selects(table, parts, some, [_TYPES[ours[column]] for column in table.key]):
+                    for out in _selects(table, parts, some, [KEY_TYPES[ours[column]] for column in table.key]):
                         n_rows, _ = await pump(
                             reader, self._target, out, into, relation=table.text, on_data=lambda *_: None
                         )
@@ -402,7 +402,7 @@ class _Collector:
             self._keys[oid].clear()
 
 
-def _listed(keys: Sequence[Key], types: Sequence[str]) -> sql.Composed:
+def listed(keys: Sequence[Key], types: Sequence[str]) -> sql.Composed:
     """Return keys as a table expression `k` with the columns k0, k1 and so on."""
     arrays = sql.SQL(", ").join(
         [sql.SQL("{}::text[]").format(sql.Literal(list(column))) for column in zip(*keys, strict=True)]
@@ -417,7 +417,8 @@ def _listed(keys: Sequence[Key], types: Sequence[str]) -> sql.Composed:
     return sql.SQL("(SELECT {} FROM unnest({}) AS u({})) AS k").format(cast, arrays, raw)
 
 
-def _equal(key: Sequence[str]) -> sql.Composed:
+def equal(key: Sequence[str]) -> sql.Composed:
+    """Return the condition for rows `t` whose key is one of `listed`."""
     return sql.SQL(" AND ").join(
         [
             sql.SQL("t.{} = k.{}").format(sql.Identifier(column), sql.Identifier(f"k{number}"))
@@ -429,7 +430,7 @@ def _equal(key: Sequence[str]) -> sql.Composed:
 def _selects(
     table: PublishedTable, parts: Sequence[CopiedPart], keys: Sequence[Key], types: Sequence[str]
 ) -> Iterator[sql.Composed]:
-    """Yield what reads the rows with these keys in the pages of the parts, for each relation."""
+    """Yield the statements that read the rows with these keys in the pages of the parts, for each relation."""
     columns = sql.SQL(", ").join([sql.SQL("t.{}").format(sql.Identifier(column)) for column in table.columns])
     for leaf in sorted({(part.leaf_schema, part.leaf_name) for part in parts}):
         pages = [
@@ -441,7 +442,7 @@ def _selects(
         )
         within = sql.SQL("true") if any(one.is_whole for one in pages) else sql.SQL("({})").format(where)
         yield sql.SQL("COPY (SELECT {} FROM ONLY {} AS t JOIN {} ON {} WHERE {}) TO STDOUT").format(
-            columns, sql.Identifier(*leaf), _listed(keys, types), _equal(table.key), within
+            columns, sql.Identifier(*leaf), listed(keys, types), equal(table.key), within
         )
 
 

@@ -1,7 +1,8 @@
 """The publisher's schema brought to the target with pg_dump, where it is installed.
 
-In: both DSNs. Out: what pg_dump prints, run on the target in the caller's transaction; the target's role owns what it
-makes. Secrets go through the environment, never through the command line, which every user of the machine can read.
+In: the way to the publisher, and a session on the target. Out: what pg_dump prints, run on the target in the caller's
+transaction; the target's role owns what it makes. Secrets go through the environment, never through the command line,
+which every user of the machine can read.
 
 Source: PostgreSQL manual, "pg_dump", "Environment Variables" of libpq.
 """
@@ -22,12 +23,14 @@ from parapply.copy.dumped import edited, statements
 from parapply.errors import ConfigError, SourceRefused, TargetRefused
 from parapply.quoting import identifier, qualified
 from parapply.source.ddl_automatic import TRIGGERS
+from parapply.source.slot import source_errors
 from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from parapply.copy.dumped import DumpedStatement
+    from parapply.login import Login
     from parapply.target.session.settings import Connection
 
 #: Not what belongs to replication: the target has its own.
@@ -59,16 +62,17 @@ def find_pg_dump(path: str | None) -> str:
     return found
 
 
-def connection(dsn: str, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+async def connection(login: Login, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Return a connection string without secrets, and the variables with which it leads where the DSN leads.
 
     Parameters that the DSN leaves open come from libpq's own variables and files, as they do for the daemon.
 
     Raises:
         ConfigError: the DSN cannot be parsed, or has a secret that no variable can carry.
+        SourceLost: the command has printed no password.
     """
     try:
-        parameters: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
+        parameters: dict[str, Any] = conninfo.conninfo_to_dict(login.dsn)
     except Exception as error:
         raise ConfigError("source.dsn: not a connection string of PostgreSQL") from error
     if parameters.get("sslpassword"):
@@ -77,7 +81,12 @@ def connection(dsn: str, environ: Mapping[str, str]) -> tuple[str, dict[str, str
             hint="run pg_dump --schema-only by hand, and init without --schema",
         )
     variables = dict(environ)
-    if password := parameters.pop("password", None):
+    password = parameters.pop("password", None)
+    if login.command is not None:
+        with source_errors("asking for pg_dump's password"):
+            # pg_dump cannot ask for another one.
+            password = await login.command.password(is_new=True)
+    if password:
         variables["PGPASSWORD"] = str(password)
     return conninfo.make_conninfo(**parameters), variables
 
@@ -108,20 +117,21 @@ def without_tables(tables: Sequence[tuple[str, str]]) -> list[str]:
     return [f"--exclude-table={qualified(*name)}" for name in tables]
 
 
-async def dump(program: str, source_dsn: str, *, without: Sequence[str], options: Sequence[str] = _ALL) -> bytes:
+async def dump(program: str, source: Login, *, without: Sequence[str], options: Sequence[str] = _ALL) -> bytes:
     """Return the publisher's schema as a script of SQL, without psql's own commands.
 
     Args:
         program: pg_dump.
-        source_dsn: of the publisher.
+        source: the way to the publisher.
         without: names of schemas to leave out.
         options: of pg_dump, which say how much of it.
 
     Raises:
         ConfigError: the DSN cannot be handed on.
         SourceRefused: pg_dump failed.
+        SourceLost: the command has printed no password.
     """
-    text, variables = connection(source_dsn, os.environ)
+    text, variables = await connection(source, os.environ)
     key = await _restrict_key(program)
     process = await asyncio.create_subprocess_exec(
         program,

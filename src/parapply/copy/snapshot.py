@@ -27,6 +27,8 @@ from parapply.source.options import check_slot_name
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from parapply.login import Login
+
 
 #: Microseconds since 2000-01-01 UTC.
 _NOW: Final = "SELECT ((EXTRACT(epoch FROM pg_catalog.clock_timestamp()) - 946684800) * 1000000)::bigint"
@@ -37,11 +39,12 @@ class SourceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     lsn: int  # shows every transaction whose commit record lies before it, and no other
     name: str  # for SET TRANSACTION SNAPSHOT
+    slot_name: str  # that was made for it
     time_us: int  # on the publisher's clock, since 2000-01-01 UTC; what the snapshot does not show was committed later
 
 
 def tell_what_is_awaited(conn: slot.Connection) -> None:
-    """Say what a slot on a standby waits for, because only a person can bring it."""
+    """Report the event that a slot on a standby waits for, because only a person can bring it about."""
     if conn.info.parameter_status("in_hot_standby") == "on":
         click.echo(
             "source: this is a standby, and makes a slot when its primary has logged the running transactions;"
@@ -51,11 +54,11 @@ def tell_what_is_awaited(conn: slot.Connection) -> None:
 
 
 @asynccontextmanager
-async def exported(dsn: str, slot_name: str | None) -> AsyncIterator[SourceSnapshot]:
+async def exported(login: Login, slot_name: str | None) -> AsyncIterator[SourceSnapshot]:
     """Make a slot with its snapshot, which can be imported until the block ends.
 
     Args:
-        dsn: of the publisher.
+        login: of the publisher.
         slot_name: of a permanent slot to make; None for a temporary one, which goes with the block.
 
     Raises:
@@ -65,7 +68,7 @@ async def exported(dsn: str, slot_name: str | None) -> AsyncIterator[SourceSnaps
     """
     name = slot_name or f"parapply_copy_{secrets.token_hex(6)}"
     check_slot_name(name)
-    conn = await slot.connect(dsn, application_name=f"parapply snapshot {name}", is_replication=True)
+    conn = await slot.connect(login, application_name=f"parapply snapshot {name}", is_replication=True)
     async with conn:
         kind = "" if slot_name else "TEMPORARY "
         tell_what_is_awaited(conn)
@@ -78,17 +81,17 @@ async def exported(dsn: str, slot_name: str | None) -> AsyncIterator[SourceSnaps
             )
             row = await cursor.fetchone()
         assert row is not None
-        yield SourceSnapshot(lsn=parse_lsn(str(row[1])), name=str(row[2]), time_us=int(time_us))
+        yield SourceSnapshot(lsn=parse_lsn(str(row[1])), name=str(row[2]), slot_name=name, time_us=int(time_us))
 
 
-async def open_reader(dsn: str, name: str, snapshot: SourceSnapshot) -> slot.Connection:
+async def open_reader(login: Login, name: str, snapshot: SourceSnapshot) -> slot.Connection:
     """Open a session on the publisher whose one read-only transaction sees the snapshot.
 
     Raises:
         SourceRefused: the snapshot is gone.
         SourceLost: no connection.
     """
-    conn = await slot.connect(dsn, application_name=name)
+    conn = await slot.connect(login, application_name=name)
     try:
         with slot.source_errors("importing the snapshot"):
             await conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")

@@ -96,7 +96,7 @@ async def column_types(conn: Connection, tables: Sequence[PublishedTable]) -> di
 
 
 async def shapes(conn: Connection, tables: Sequence[PublishedTable]) -> dict[Name, str]:
-    """Return what decides what rows of a copy become in each table: names and types of its columns, and defaults.
+    """Return the facts that decide the rows of a copy in each table: names and types of its columns, and defaults.
 
     Raises:
         TargetRefused, TargetLost: they could not be read.
@@ -129,7 +129,7 @@ def _quoted(table: PublishedTable) -> str:
 
 
 async def alone(conn: Connection, names: Sequence[Name]) -> dict[Name, sql.Composed]:
-    """Return what means each table in a statement without tables that inherit from it: their rows are not its own.
+    """Return the expression for each table without its children in a statement, because their rows are not its own.
 
     Raises:
         TargetRefused, TargetLost: the catalogue could not be read.

@@ -29,8 +29,8 @@ async def check_commands(config: Config, snapshot: SourceSnapshot, have_run: Col
         SourceRefused: there are some.
         SourceLost: the connection broke.
     """
-    dsn, name = config.source.dsn.get_secret_value(), f"parapply copy {config.source.slot}"
-    async with await snapshots.open_reader(dsn, name, snapshot) as reader:
+    login, name = config.source.login, f"parapply copy {config.source.slot}"
+    async with await snapshots.open_reader(login, name, snapshot) as reader:
         missed = sorted(await ddl_queue.numbers(reader) - set(have_run))
     if missed:
         raise SourceRefused(
@@ -70,8 +70,8 @@ async def check_unchanged(
         SourceRefused: one did, or came.
         SourceLost: the connection broke.
     """
-    dsn, name = config.source.dsn.get_secret_value(), f"parapply copy {config.source.slot}"
-    async with await snapshots.open_reader(dsn, name, snapshot) as reader:
+    login, name = config.source.login, f"parapply copy {config.source.slot}"
+    async with await snapshots.open_reader(login, name, snapshot) as reader:
         published = await published_tables(reader, config.source.publications, config.mapping)
         marks = await publishing.published(reader, config.source.publications, [table.oid for table in tables])
         has_more = have_run is not None and not (await ddl_queue.numbers(reader)).issubset(have_run)

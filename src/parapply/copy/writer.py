@@ -78,7 +78,7 @@ class Writers:
         """
         target = self._config.target
         conn = await settings.connect_control(
-            target.dsn.get_secret_value(),
+            target.login,
             role=target.session_replication_role,
             application_name=f"parapply copy {self._config.source.slot}",
         )
@@ -96,7 +96,7 @@ class Writers:
             )
 
     async def release_origins(self, conn: settings.Connection, n_opened: int) -> None:
-        """Let others have the places of the origins; the origins stay, because rows are known by them.
+        """Give the places of the origins to other sessions; the origins stay, because rows are known by them.
 
         Raises:
             TargetLost: the connection broke.

@@ -99,7 +99,7 @@ def cutover(forward: Config, reverse: Config, options: CutoverOptions) -> int:
 
 
 def undo(forward: Config, reverse: Config, options: CutoverOptions) -> int:
-    """Take a cut-over back that has not let writers in; arguments and errors as `cutover`."""
+    """Take back a cut-over that has not let writers in; arguments and errors as `cutover`."""
     return asyncio.run(_with(forward, reverse, options, _Cutover.undo))
 
 
@@ -200,7 +200,7 @@ class _Cutover:
         if self._step is CutoverStep.PREPARING:
             await self._compare_before()
         if self._step.is_before(CutoverStep.OPENING):
-            # Whatever was done before: a fence that stands is put up again, and what it keeps out is looked at again.
+            # Even if it was done before: a standing fence is put up again, and sessions behind it are checked again.
             await self._fence()
             if self._step.is_before(CutoverStep.STOPPING):
                 await self._drain()
@@ -236,7 +236,7 @@ class _Cutover:
     # Checks before anything is made.
 
     async def _check(self) -> None:
-        """Look at everything that can be, print it, and refuse.
+        """Check everything that can be checked, print it, and refuse.
 
         Raises:
             SourceRefused, TargetRefused: what would fail; all but the last are printed already.
@@ -299,7 +299,7 @@ class _Cutover:
         self._say(CutoverStep.PREPARING, f"slot {reverse.source.slot!r} on the target, {len(tables)} tables")
 
     async def _compare_before(self) -> None:
-        """Compare while clients still write: for what is found now they need not wait."""
+        """Compare while clients still write, so that they need not wait for differences that are found now."""
         if self._options.verify != "sampled":
             return
         began_s = time.monotonic()
@@ -360,7 +360,7 @@ class _Cutover:
         self._say(CutoverStep.DRAINING, f"the target has everything up to {format_lsn(lsn)}")
 
     async def _check_tables(self) -> None:
-        """Look once more at what is published, both ways: until the fence anybody could change it.
+        """Check the published tables again, both ways, because until the fence any session could change them.
 
         Raises:
             SourceRefused: a table came that was not looked at, or the way back leaves one out.
@@ -407,7 +407,7 @@ class _Cutover:
         self._say(CutoverStep.SEQUENCES, "brought")
 
     async def _stop(self) -> None:
-        """Stop the daemon for good, and make sure that it has applied all there is."""
+        """Stop the daemon for good, and make sure that it has applied everything."""
         name, ahead = self._forward.source.slot, self._ahead
         await self._enter(CutoverStep.STOPPING)
         await lease.take_lease(ahead.target, self._slot_id, self._forward.target.lease_wait_s, takeover=True)
@@ -521,7 +521,7 @@ class _Cutover:
     # Failures.
 
     async def _failed(self) -> None:
-        """Take everything back if the daemon was not stopped yet; else say where it is."""
+        """Take everything back if the daemon was not stopped yet; else report the step."""
         row = self._row
         if row is None:
             return

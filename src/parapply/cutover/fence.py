@@ -89,7 +89,7 @@ class _Session(msgspec.Struct, frozen=True):
 
 
 def few(texts: Sequence[str]) -> str:
-    """Return the first of them and how many there are more."""
+    """Return the first of them and the number of the others."""
     most = 5
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
@@ -102,7 +102,7 @@ async def _rows(conn: Connection, query: str, params: Sequence[object] = ()) -> 
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose sessions stay."""
+    """The sessions that stay."""
 
     roles: tuple[str, ...]
     pids: tuple[int, ...]  # of the cut-over itself
@@ -320,7 +320,7 @@ async def _set_read_only(conn: Connection, *, is_on: bool) -> None:
 async def run_command(command: str, conn: Connection, *, is_on: bool) -> None:
     """Run the operator's command; its output goes to standard error.
 
-    It finds `PARAPPLY_FENCE`, on or off, and `PARAPPLY_FENCE_DSN`, which database of which server is meant.
+    It finds `PARAPPLY_FENCE`, on or off, and `PARAPPLY_FENCE_DSN`, the database and server that are meant.
 
     Raises:
         ParapplyError: it failed.

@@ -37,7 +37,7 @@ SELECT pg_catalog.get_byte(data, 0),
   FROM pg_catalog.pg_logical_slot_peek_binary_changes($1::name, NULL, NULL, VARIADIC $2::text[])
  WHERE pg_catalog.get_byte(data, 0) IN (66, 73, 85, 68, 84)"""
 _BEGIN, _TRUNCATE = b"BT"
-# A publication FOR ALL TABLES has the state of the way back, too, which the cut-over itself writes there.
+# A publication FOR ALL TABLES also has the state of the way back, which the cut-over itself writes there.
 _OWN: Final = f"""
 SELECT c.oid::bigint FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND n.nspname IN (SELECT schema_name FROM {STATE_SCHEMAS_SQL} AS own)

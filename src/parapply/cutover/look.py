@@ -343,7 +343,7 @@ class CutoverLook:
         return found
 
     async def what_to_open(self) -> str:
-        """Return what keeps writers from the target: it may have been the source of an earlier cut-over.
+        """Return the fence that keeps writers from the target, which may have been the source of an earlier cut-over.
 
         Raises:
             TargetRefused: the slot of the way back is applied already.

@@ -3,7 +3,7 @@
 The slot is made before the fence, because that waits for every transaction in progress on the target. The stream begins
 later: at a mark that is written once no daemon applies to the target, and before writers are let in. So it brings all
 that clients write there and nothing that came from the source, whatever the version of the server and whether or not
-replication origins are to be had.
+replication origins are available.
 
 In: sessions of the reverse configuration, whose source is the target that takes over.
 """
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from parapply.config import Config
     from parapply.connect import Connections
     from parapply.copy.published import PublishedTable
+    from parapply.login import Login
     from parapply.target.session.settings import Connection
 
 #: server_version_num of the first publisher that can leave out what a subscriber wrote.
@@ -195,7 +196,7 @@ async def state_of(ends: Connections, config: Config) -> state.SlotState | None:
 
 
 async def stale_state(ends: Connections, config: Config) -> tuple[int | None, str]:
-    """Return the id of what an earlier cut-over left of the slot on the old source, and what it used as its fence.
+    """Return the id of the state that an earlier cut-over left of the slot on the old source, and the fence it used.
 
     Returns:
         None and empty if there is nothing.
@@ -301,13 +302,13 @@ def config_text(forward: Config, *, is_filtering: bool) -> str:
     name = f"{forward.source.slot}_back"
     values: dict[str, dict[str, Any]] = {
         "source": {
-            "dsn": _without_password(forward.target.dsn.get_secret_value()),
+            **_way_in(forward.target.login),
             "slot": name,
             "publications": [name],
             "origin": "none" if is_filtering else "any",
         },
         "target": {
-            "dsn": _without_password(forward.source.dsn.get_secret_value()),
+            **_way_in(forward.source.login),
             "state_schema": forward.target.state_schema,
             "session_replication_role": forward.target.session_replication_role,
         },
@@ -316,7 +317,7 @@ def config_text(forward: Config, *, is_filtering: bool) -> str:
     head = [
         f"# The way back of slot {forward.source.slot}: from the target to the source.",
         "# Look at both roles: source.dsn's needs REPLICATION, target.dsn's writes to the tables of the old source.",
-        "# Passwords belong into ~/.pgpass.",
+        "# Passwords belong into ~/.pgpass, where no password_command prints them.",
     ]
     for section, pairs in values.items():
         head += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in pairs.items())]
@@ -329,9 +330,12 @@ def _toml(value: Any) -> str:  # noqa: ANN401  what a configuration holds
     return toml_string(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _without_password(dsn: str) -> str:
-    parts: dict[str, Any] = {key: value for key, value in conninfo.conninfo_to_dict(dsn).items() if key != "password"}
-    return conninfo.make_conninfo(**parts)
+def _way_in(login: Login) -> dict[str, str]:
+    """Return the keys of an end, without its password."""
+    parts: dict[str, Any] = conninfo.conninfo_to_dict(login.dsn)
+    parts.pop("password", None)
+    command = {} if login.command is None else {"password_command": str(login.command)}
+    return {"dsn": conninfo.make_conninfo(**parts), **command}
 
 
 def print_reverse(forward: Config) -> int:

@@ -121,7 +121,7 @@ def _newest_first(found: list[PgBinaries]) -> list[PgBinaries]:
 
 
 def _explicit() -> list[PgBinaries]:
-    """Return what PARAPPLY_PGBIN names; a wrong directory is an error, because it was asked for."""
+    """Return the programs that PARAPPLY_PGBIN names; a wrong directory is an error, because it was asked for."""
     found: list[PgBinaries] = []
     for name in filter(None, os.environ.get(PGBIN_VARIABLE, "").split(os.pathsep)):
         one = programs_of(Path(name).absolute())

@@ -221,7 +221,7 @@ class Cluster:
             self._guardian = None
 
     def is_running(self) -> bool:
-        """Say whether the postmaster runs; it need not answer yet."""
+        """Return whether the postmaster runs; it need not answer yet."""
         return self._process is not None and self._process.poll() is None
 
     def log_tail(self, lines: int = _LOG_TAIL_LINES) -> str:

@@ -1,4 +1,4 @@
-"""The error of the demonstration: goes in a reason, comes out an exit code; nothing here touches a server.
+"""The error of the demonstration: in goes a reason, out comes an exit code; nothing here touches a server.
 
 Kept out of `parapply.errors` because the daemon never raises it and never imports this package.
 """

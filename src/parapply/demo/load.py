@@ -53,7 +53,7 @@ class DemoLoad:
         self._process: subprocess.Popen[bytes] = stage.start(command, env=env, output=self._log)
 
     def is_running(self) -> bool:
-        """Say whether it still writes.
+        """Return whether it still writes.
 
         Raises:
             DemoError: it failed; the message holds the end of its log.

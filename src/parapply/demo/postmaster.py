@@ -154,7 +154,7 @@ class SharedMemory:
         self._posix.clear()
 
     def free(self) -> None:
-        """Remove what was remembered and is still there."""
+        """Remove the remembered segments that still exist."""
         for path in self._posix:
             path.unlink(missing_ok=True)
         library = ctypes.CDLL(None)

@@ -104,7 +104,7 @@ class Demo:
         self._say(self._daemon.call("init").rstrip())
 
     def follow(self, duration_s: int, clients: int) -> bool:
-        """Run load and daemon, wait for the daemon, compare, and say whether all is equal."""
+        """Run load and daemon, wait for the daemon, compare, and return whether all is equal."""
         self._heading(f"Load: {clients} pgbench clients for {duration_s} s, {self._n_workers} workers follow")
         self._daemon.start()
         load = DemoLoad(self._stage, "tpcb-like", clients=clients, limit=f"--time={duration_s}")
@@ -131,7 +131,7 @@ class Demo:
         return all(table.is_equal for table in tables)
 
     def race(self, load_s: int, clients: int) -> bool:
-        """Load a backlog for some seconds, have it drained twice, show the times, and say whether all is equal."""
+        """Load a backlog for some seconds, have it drained twice, show the times, and return whether all is equal."""
         self._heading("Race: the same backlog, drained by one runner after the other")
         for slot in (_RACE_BUILT_IN, _RACE_PARAPPLY):
             create_slot(self._stage, slot)

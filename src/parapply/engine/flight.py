@@ -113,7 +113,7 @@ class Flight:
 
     @property
     def n_blocked(self) -> int:
-        """Return how many batches wait for another one to commit before they start."""
+        """Return the number of batches that wait for another one to commit before they start."""
         return len(self.state.jobs) - len(self._assigned) - len(self._ready)
 
     @property
@@ -150,7 +150,7 @@ class Flight:
         return next((job for job in self._following if job.stream is stream), None) if stream.is_followed else None
 
     def leave(self, job: StreamJob) -> None:
-        """Drop a job whose worker follows no more; the job was not submitted."""
+        """Drop a job whose worker no longer follows it; the job was not submitted."""
         self._following.remove(job)
 
     def has_passed(self, seq: int) -> bool:
@@ -214,7 +214,7 @@ class Flight:
         return self._assign()
 
     def withdraw(self, asker: int) -> None:
-        """Take a worker's question back, if it has no answer yet."""
+        """Withdraw a worker's question, if it has no answer yet."""
         if asker in self._idle:
             self._idle.remove(asker)
 

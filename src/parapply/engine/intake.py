@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.engine.flight import Flight
+    from parapply.engine.shares import Share
     from parapply.model import Transaction
     from parapply.plan.batch import Batch
 
@@ -74,7 +75,7 @@ class Closing:
 
     @property
     def pause_s(self) -> float:
-        """Return how long not to read after everything at hand was read; 0 where a worker could apply it at once."""
+        """Return the seconds not to read after everything at hand was read; 0 where a worker could apply it at once."""
         if self.is_backlog:
             return COLLECT_S
         return 0.0 if self._flight.state.is_idle or self._flight.state.is_relaxed else _BUSY_COLLECT_S
@@ -84,7 +85,7 @@ class Closing:
         self._held_until_s = until_s
 
     def look(self, batch: Batch, heard_s: float) -> float | None:
-        """Return in how many seconds to call `waited`; 0.0: close the open batch now; None: wait for a change.
+        """Return the seconds after which to call `waited`; 0.0: close the open batch now; None: wait for a change.
 
         Args:
             batch: the open one.
@@ -120,21 +121,19 @@ class Closing:
 class Room:
     """Room for more batches: the number closed ahead of the workers, and the memory that all of them take."""
 
-    def __init__(self, flight: Flight, *, memory_limit_bytes: int, fewest_workers: int) -> None:
+    def __init__(self, flight: Flight, share: Share) -> None:
         """Start with all room free.
 
         Args:
             flight: whose batches count.
-            memory_limit_bytes: for all batches in hand.
-            fewest_workers: that batches are closed for, however few there are.
+            share: memory for all batches in hand, and the workers that batches are closed for, however few there are.
         """
         self._flight = flight
-        self._memory_limit_bytes = memory_limit_bytes
-        self._fewest_workers = fewest_workers
+        self._share = share
 
     def is_memory_full(self, held_bytes: int) -> bool:
         """Return whether batches in flight and the open one take all the memory that they may."""
-        return held_bytes >= self._memory_limit_bytes and not self._flight.state.is_idle
+        return held_bytes >= self._share.memory_bytes and not self._flight.state.is_idle
 
     def is_left(self, open_bytes: int) -> bool:
         """Return whether more may be taken beside the changes in the open batch."""
@@ -143,7 +142,7 @@ class Room:
             return False
         # Relaxed, batches that wait do not hold up independent ones, up to a number that is still compared fast.
         n_blocked = min(self._flight.n_blocked, _BLOCKED) if state.is_relaxed else 0
-        return len(state.jobs) - n_blocked < max(self._fewest_workers, state.n_workers) + AHEAD
+        return len(state.jobs) - n_blocked < max(self._share.first_workers, state.n_workers) + AHEAD
 
 
 class Hold:
@@ -200,7 +199,7 @@ class DueTimes:
         return at
 
     def left_s(self, transaction: Transaction, source_time_us: int | None) -> float:
-        """Return after how many seconds to ask again; 0: it may enter now; infinity: it never may.
+        """Return the seconds after which to ask again; 0: it may enter now; infinity: it never may.
 
         Args:
             transaction: a whole one, a piece or an event.

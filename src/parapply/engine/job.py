@@ -278,7 +278,7 @@ class SetJob(_Job):
 
     @property
     def n_in_order(self) -> int:
-        """Return how many of its source transactions were applied row by row; final when it is committed."""
+        """Return the number of its source transactions that were applied row by row; final when it is committed."""
         return self.resume.n_in_order if self.resume is not None else 0
 
 

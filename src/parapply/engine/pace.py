@@ -38,8 +38,8 @@ _SLOW_S: Final = 0.5
 
 #: Reads without a pause before one is tried again: a try may cost two milliseconds, and 256 reads take far longer.
 _TRY_AGAIN: Final = 256
-#: Seconds of the shortest pause of which it can be told whether its second half gathers anything: the event loop's
-#: timers count milliseconds.
+#: Seconds of the shortest pause that shows whether its second half gathers anything: the event loop's timers count
+#: milliseconds.
 SHORTEST_JUDGED_S: Final = 0.002
 
 

@@ -76,7 +76,7 @@ class EngineState:
         self.blocked: tuple[float, str] | None = None
         #: Longest wait on the target of a session that is no worker's; 0.0: none waits.
         self.session_blocked_s = 0.0
-        #: For which lock of another session a worker waits, by its number.
+        #: Lock of another session that a worker waits for, by the worker's number.
         self.foreign_waits: dict[int, str] = {}
         #: Shown as the reason while all goes well; the epoch's.
         self.note = ""

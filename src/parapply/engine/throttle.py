@@ -34,12 +34,12 @@ class Throttle:
 
     @property
     def batch_changes(self) -> int:
-        """Return how many changes a batch may have, so that they do not come in gusts."""
+        """Return the number of changes that a batch may have, so that they do not come in gusts."""
         return max(1, self._changes_per_s // _PARTS)
 
     @property
     def left_s(self) -> float:
-        """Return for how many seconds nothing more may be taken; 0: something may."""
+        """Return the seconds for which nothing more may be taken; 0: something may."""
         return max(0.0, self._free_s - self._clock())
 
     def take(self, n_changes: int) -> None:
@@ -59,5 +59,5 @@ class Throttle:
 
     @property
     def held_s(self) -> float:
-        """Return for how many seconds changes were held back, so far."""
+        """Return the seconds for which changes were held back so far."""
         return self._held_s + (0.0 if self._held_since_s is None else self._clock() - self._held_since_s)

@@ -1,4 +1,4 @@
-"""Whose turn it is to commit, who makes room for whom, and which answers were given already.
+"""The turn to commit: which batch has it, which one makes room for another, and which answers were given already.
 
 With the order kept the head, the earliest batch that has not committed, has the turn; relaxed every batch whose late
 keys are free. A worker that asks has an answer at once, or by an effect later, and each question has one answer.

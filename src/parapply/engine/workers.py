@@ -1,16 +1,20 @@
 """Number of workers with `apply.workers = "auto"`: a rule without clock, task or connection.
 
-The rule, in five sentences. While batches wait for a worker and at least half of the workers execute, the target is
+The rule, in six sentences. While batches wait for a worker and at least half of the workers execute, the target is
 asked what their sessions wait for; if half of them wait for its disk twice in a row, the workers are doubled at once,
 because a session that waits takes no processor from the others. Otherwise, whenever a window of some seconds was like
 that, the double number is tried for the next window, and kept if changes a second rose by a tenth. The half is tried in
 turn, and kept if changes a second fell by less than a twentieth. After a trial that failed the next one waits, each
 time twice as long. Workers that were not needed at any time of a minute leave, down to the first number.
+In a fleet the most may change at any time, and workers above it leave at once.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from parapply.engine.shares import Share
 
 #: Part of the executing sessions that wait for the disk, from which on they count as waiting.
 _WAITING: Final = 0.5
@@ -59,13 +63,11 @@ class _Trial(NamedTuple):
 class Scaling:
     """Asked by `worker_tasks.py` at each of its looks."""
 
-    def __init__(self, least: int, first: int, most: int) -> None:
-        """Begin with the first number of workers, and stay between the fewest and the most."""
-        self._least = least
-        self._first = first
-        self._most = most
+    def __init__(self, share: Share) -> None:
+        """Begin with the first number of workers of a share, and stay between its fewest and its most."""
+        self._share = share
         #: Number of workers wanted.
-        self.wanted = first
+        self.wanted = share.first_workers
         self._begin: LoadSample | None = None
         self._n_samples = 0
         self._n_pressed = 0
@@ -79,18 +81,18 @@ class Scaling:
 
     def may_grow(self) -> bool:
         """Return whether an answer about the sessions' waits could be used."""
-        return self.wanted < self._most
+        return self.wanted < self._share.most_workers
 
     def stay(self, sample: LoadSample) -> None:
         """Accept the present number, because no more can be had for now."""
-        self.wanted = max(self._least, sample.n_workers)
+        self.wanted = max(self._share.least_workers, sample.n_workers)
         self._trial = None
         self._fail(sample.now_s)
         self._restart()
 
     def look(self, sample: LoadSample) -> Step | None:
         """Return the number of workers that is wanted from now on, None if it stays."""
-        step = self._idle(sample) or self._waiting(sample) or self._judge(sample)
+        step = self._less() or self._idle(sample) or self._waiting(sample) or self._judge(sample)
         if step is not None:
             self.wanted = step.n_workers
             self._restart()
@@ -101,6 +103,12 @@ class Scaling:
         self._n_waiting = 0
         self._peak_from_s = None
 
+    def _less(self) -> Step | None:
+        if self.wanted <= self._share.most_workers:
+            return None
+        self._trial = None
+        return Step(self._share.most_workers, "its share of the fleet's connections")
+
     def _idle(self, sample: LoadSample) -> Step | None:
         if self._peak_from_s is None:
             self._peak_from_s, self._peak = sample.now_s, 0
@@ -109,7 +117,7 @@ class Scaling:
             return None
         self._peak_from_s = None
         # The next backlog begins with as many as the first.
-        needed = max(self._first, self._peak)
+        needed = max(self._share.first_workers, self._peak)
         if needed >= self.wanted:
             return None
         self._trial = None
@@ -118,11 +126,11 @@ class Scaling:
     def _waiting(self, sample: LoadSample) -> Step | None:
         is_waiting = sample.is_pressed and sample.waiting is not None and sample.waiting >= _WAITING
         self._n_waiting = self._n_waiting + 1 if is_waiting else 0
-        if self._n_waiting < _SAMPLES or self.wanted >= self._most:
+        if self._n_waiting < _SAMPLES or not self.may_grow():
             return None
         self._trial = None
         self._next_trial_s = sample.now_s + _PAUSE_S
-        return Step(min(2 * self.wanted, self._most), "the target waits for its disk")
+        return Step(min(2 * self.wanted, self._share.most_workers), "the target waits for its disk")
 
     def _judge(self, sample: LoadSample) -> Step | None:
         """Look at a window when it is over: end the trial that it was, or begin one."""
@@ -148,7 +156,7 @@ class Scaling:
         return self._try(changes_s) if sample.now_s >= self._next_trial_s else None
 
     def _try(self, changes_s: float) -> Step | None:
-        fewer, more = max(self._least, self.wanted // 2), min(2 * self.wanted, self._most)
+        fewer, more = max(self._share.least_workers, self.wanted // 2), min(2 * self.wanted, self._share.most_workers)
         if (more if self._tries_more else fewer) == self.wanted:
             self._tries_more = not self._tries_more
         n_workers = more if self._tries_more else fewer
@@ -174,4 +182,4 @@ class Scaling:
     def _back(self, reason: str) -> Step:
         assert self._trial is not None
         n_before, self._trial = self._trial.n_before, None
-        return Step(n_before, reason)
+        return Step(min(n_before, self._share.most_workers), reason)

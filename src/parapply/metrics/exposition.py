@@ -11,12 +11,12 @@ import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.metrics.table import METRICS, PROCESS_METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from parapply.metrics.figures import Histogram, Values
     from parapply.metrics.table import Metric
@@ -25,29 +25,30 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PROC: Final = Path("/proc/self")
 
 
-def exposition(slot: str, values: Values, histograms: Sequence[Histogram]) -> bytes:
-    """Return the document.
+class SlotFigures(NamedTuple):
+    """All that is measured of one slot."""
 
-    Args:
-        slot: its name, which every series has.
-        values: of counters and gauges.
-        histograms: as counted.
-    """
-    by_metric = {histogram.metric: histogram for histogram in histograms}
-    own = f'slot="{_escaped(slot)}"'
+    slot: str  # its name, which every series has
+    values: Values  # of counters and gauges
+    histograms: Sequence[Histogram]  # as counted
+
+
+def exposition(slots: Sequence[SlotFigures]) -> bytes:
+    """Return the document of the slots of a process."""
+    parts = [
+        (f'slot="{_escaped(slot)}"', values, {histogram.metric: histogram for histogram in histograms})
+        for slot, values, histograms in slots
+    ]
     lines: list[str] = []
     for metric in METRICS:
-        if metric.kind == "histogram":
-            if metric not in by_metric:
-                continue  # not counted by this command
-            lines += [*_heading(metric), *_histogram(by_metric[metric], own)]
-            continue
-        if found := values.get(metric):
-            lines += _heading(metric)
-            name, labels = metric.name, metric.labels
-            for key, number in found.items():
-                more = "".join([f',{label}="{_escaped(text)}"' for label, text in zip(labels, key, strict=True)])
-                lines.append(f"{name}{{{own}{more}}} {_number(number)}")
+        series: list[str] = []
+        for own, values, by_metric in parts:
+            if metric.kind == "histogram":
+                series += _histogram(by_metric[metric], own) if metric in by_metric else ()
+            else:
+                series += _plain(metric, values.get(metric, {}), own)
+        if series:  # else it is not counted by this command
+            lines += [*_heading(metric), *series]
     numbers = _process()
     for metric in PROCESS_METRICS:
         if metric.name in numbers:
@@ -57,6 +58,13 @@ def exposition(slot: str, values: Values, histograms: Sequence[Histogram]) -> by
 
 def _heading(metric: Metric) -> tuple[str, str]:
     return f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"
+
+
+def _plain(metric: Metric, found: Mapping[tuple[str, ...], float], own: str) -> Iterator[str]:
+    name, labels = metric.name, metric.labels
+    for key, number in found.items():
+        more = "".join([f',{label}="{_escaped(text)}"' for label, text in zip(labels, key, strict=True)])
+        yield f"{name}{{{own}{more}}} {_number(number)}"
 
 
 def _histogram(histogram: Histogram, own: str) -> Iterator[str]:
@@ -81,7 +89,7 @@ def _escaped(text: str) -> str:
 
 
 def _process() -> dict[str, float]:
-    """Return what the kernel says of this process (proc(5)), each figure that can be read; nothing where no Linux is.
+    """Return the kernel's figures of this process (proc(5)) that can be read; none where no Linux is.
 
     Of /proc only this process's own directory is used: a service may see nothing else (ProcSubset=pid).
     """
@@ -109,6 +117,6 @@ def _fields() -> list[str]:
 
 @cache
 def _started_s() -> float:
-    """Return when this process began; once, because a clock that is set must not look like a restart."""
+    """Return the start of this process, read once, because setting the clock must not look like a restart."""
     since_boot_s = int(_fields()[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot_s

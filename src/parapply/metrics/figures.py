@@ -1,4 +1,4 @@
-"""The daemon's counts, from its start to its end: plain numbers, written once a target transaction at most."""
+"""The daemon's counts, from its start to its end: plain numbers, written at most once per target transaction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Values = dict["Metric", dict[tuple[str, ...], float]]
 
 
 class Histogram:
-    """How often a quantity was at most each bound, and their sum."""
+    """Observations of a quantity, counted by upper bound, and their sum."""
 
     def __init__(self, metric: Metric) -> None:
         """Start with nothing observed."""
@@ -36,7 +36,7 @@ class Histogram:
 
 
 class Stages:
-    """Seconds that target transactions spent in each stage, together."""
+    """Seconds that all target transactions together spent in each stage."""
 
     __slots__ = ("commit_s", "dependency_s", "execute_s", "queued_s", "turn_s")
 
@@ -67,7 +67,7 @@ class Figures:
     def __init__(self) -> None:
         """Start at 0."""
         self.tables: dict[str, TableFigures] = {}
-        #: Of barriers, which have no table.
+        #: Waits for barriers, which have no table.
         self.barriers = TableFigures()
         #: Tables whose figures changed since they were last taken, the oldest change first.
         self.changed: dict[str, None] = {}
@@ -106,7 +106,7 @@ class Figures:
         self.table(name).conflicts[conflict_type, outcome] += 1
 
     def take_changed(self, limit: int) -> list[str]:
-        """Return names of tables whose figures have changed and were not taken since, the longest unseen first."""
+        """Return the tables whose figures have changed since they were taken, the longest unseen first."""
         names = list(self.changed)[:limit]
         for name in names:
             del self.changed[name]

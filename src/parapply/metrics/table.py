@@ -37,7 +37,7 @@ TABLES_LIMIT: Final = 1000
 OTHER_TABLES: Final = "(other)"
 
 #: Values of labels that are known beforehand: their series exist from the start, at 0.
-STATES: Final = tuple([state for state in DaemonState if state is not DaemonState.STOPPED])
+STATES: Final = tuple([state for state in DaemonState if state not in {DaemonState.STOPPED, DaemonState.LOST}])
 WORKER_STATES: Final = tuple(WorkerState)
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 STAGES: Final = ("queued", "dependency", "execute", "turn", "commit")
@@ -62,7 +62,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 INFO: Final = Metric("parapply_info", "gauge", "Always 1.", ("version", "commit_order"))
 STATE: Final = Metric("parapply_state", "gauge", "1 for the state the daemon is in, 0 for the others.", ("state",))
-READY: Final = Metric("parapply_ready", "gauge", "1 while changes are applied: what /healthz/ready answers with 200.")
+READY: Final = Metric("parapply_ready", "gauge", "1 while changes are applied, and /healthz/ready answers with 200.")
 
 LAG_SECONDS: Final = Metric(
     "parapply_lag_seconds",
@@ -71,13 +71,16 @@ LAG_SECONDS: Final = Metric(
     "it grows with the clock.",
 )
 DELAY: Final = Metric(
-    "parapply_apply_delay_seconds", "gauge", "apply.delay_s: so much of parapply_lag_seconds is wanted."
+    "parapply_apply_delay_seconds", "gauge", "apply.delay_s: the part of parapply_lag_seconds that is intended."
 )
 LAG_BYTES: Final = Metric("parapply_lag_bytes", "gauge", "WAL of the publisher beyond the watermark, as last heard.")
 SLOT_RETAINED: Final = Metric(
     "parapply_slot_retained_wal_bytes",
     "gauge",
     "WAL that the publisher keeps for the slot, from restart_lsn on; a transaction left open there also keeps it.",
+)
+SLOT_RETAINED_LIMIT: Final = Metric(
+    "parapply_slot_retained_wal_limit_bytes", "gauge", "source.retained_wal_limit_bytes; absent where it is 0."
 )
 SLOT_SAFE: Final = Metric(
     "parapply_slot_safe_wal_bytes",
@@ -96,7 +99,7 @@ LSN: Final = Metric(
     "gauge",
     "LSNs as numbers. source: end of the publisher's WAL as last heard. received: read from the stream. highest: the "
     "newest commit on the target. lowest: the watermark, everything up to here is on the target. durable: and on its "
-    "disk. confirmed: told to the publisher.",
+    "disk. confirmed: reported to the publisher.",
     ("position",),
 )
 
@@ -112,7 +115,7 @@ TABLE_TRANSACTIONS: Final = Metric(
 TABLE_TARGET: Final = Metric(
     "parapply_table_target",
     "gauge",
-    "Always 1: target is the name there of a table that [mapping] gives another one; for joins by the label table.",
+    "Always 1: target is the name that [mapping] gives the table on the target; for joins by the label table.",
     ("table", "target"),
 )
 TRANSACTIONS: Final = Metric(
@@ -198,7 +201,7 @@ RECONNECTS: Final = Metric(
     "parapply_reconnects_total", "counter", "Attempts to connect after an end was lost, by that end.", ("end",)
 )
 
-WORKERS: Final = Metric("parapply_workers", "gauge", "Workers by what they do; none while an end is away.", ("state",))
+WORKERS: Final = Metric("parapply_workers", "gauge", "Workers by activity; none while an end is away.", ("state",))
 QUEUE_BATCHES: Final = Metric("parapply_queue_batches", "gauge", "Target transactions in hand, not committed.")
 QUEUE_BYTES: Final = Metric("parapply_queue_bytes", "gauge", "Bytes of changes in memory, not committed.")
 QUEUE_LIMIT: Final = Metric("parapply_queue_limit_bytes", "gauge", "apply.memory_limit_bytes.")
@@ -211,7 +214,7 @@ READING: Final = Metric(
 READING_PAUSED: Final = Metric(
     "parapply_reading_paused",
     "gauge",
-    "1 while nothing is read: memory or queue are full, a copy is awaited, or what comes next is not due.",
+    "1 while nothing is read: memory or queue are full, a copy is awaited, or the next transaction is not due.",
 )
 THROTTLED: Final = Metric(
     "parapply_throttled_seconds_total",
@@ -234,7 +237,7 @@ STREAMS: Final = Metric("parapply_streams_open", "gauge", "Transactions in progr
 SPILL_BYTES: Final = Metric("parapply_spill_bytes", "gauge", "Bytes of them on disk.")
 SPILL_LIMIT: Final = Metric("parapply_spill_limit_bytes", "gauge", "apply.spill_limit_bytes.")
 PREPARED: Final = Metric(
-    "parapply_prepared_transactions", "gauge", "Prepared on the target, waiting for their outcome."
+    "parapply_prepared_transactions", "gauge", "Transactions prepared on the target that wait for their outcome."
 )
 TABLES_WAITING: Final = Metric(
     "parapply_tables_waiting",
@@ -292,7 +295,7 @@ CUTOVER_GAP: Final = Metric(
 
 METRICS: Final = (
     INFO, STATE, READY,
-    LAG_SECONDS, DELAY, LAG_BYTES, SLOT_RETAINED, SLOT_SAFE, SLOT_WAL_STATUS, LSN,
+    LAG_SECONDS, DELAY, LAG_BYTES, SLOT_RETAINED, SLOT_RETAINED_LIMIT, SLOT_SAFE, SLOT_WAL_STATUS, LSN,
     ROWS, TABLE_TRANSACTIONS, TABLE_TARGET, TRANSACTIONS, BATCHES, COMMANDS, CHANGE_BYTES,
     BATCH_TRANSACTIONS, BATCH_CHANGES, BATCH_BYTES, BATCH_SECONDS,
     STAGE_SECONDS, WAITS, WAIT_SECONDS,
@@ -308,7 +311,7 @@ PROCESS_METRICS: Final = (
     Metric("process_resident_memory_bytes", "gauge", "Resident memory."),
     Metric("process_virtual_memory_bytes", "gauge", "Virtual memory."),
     Metric("process_cpu_seconds_total", "counter", "CPU time of the daemon, which is the leader's process."),
-    Metric("process_start_time_seconds", "gauge", "When it started, in seconds since 1970."),
+    Metric("process_start_time_seconds", "gauge", "Start of the daemon, in seconds since 1970."),
     Metric("process_open_fds", "gauge", "File descriptors in use."),
     Metric("process_max_fds", "gauge", "File descriptors allowed."),
 )

@@ -89,7 +89,7 @@ class _Run:
         self._options = options
         self._screen = screen
         self._choice = options.choice
-        self._dsn = config.source.dsn.get_secret_value()
+        self._login = config.source.login
         self._limit: RateLimit | None = None
         self._code = 0
         self._does: dict[MigrationStep, Callable[[], Awaitable[str]]] = {
@@ -116,7 +116,7 @@ class _Run:
             self._migration = migration_of(self._config, self._facts)
             await self._lock()
             await state.has_schema(ends.target, self._config.target.state_schema)  # refuses another version
-            # Only now: what another command notes is its own.
+            # Only now, because another command's notes are its own.
             self._noter = Noter(self._config, self._migration, self._screen)
             async with self._noter:
                 await self._steps()
@@ -135,7 +135,7 @@ class _Run:
             await self._do(step)
 
     async def _check_not_cut_over(self) -> None:
-        """Refuse to write to a target that clients write to: what they have made would go."""
+        """Refuse to write to a target that clients write to, because their rows would go."""
         config, target = self._config, self._ends.target
         await connect.check_back(config, self._ends.source, self._facts)
         found = await connect.known_state(config, target, self._facts.system_identifier)
@@ -262,7 +262,7 @@ class _Run:
         await schemas.check_version(program, self._facts.server_version_num)
         script = await schemas.dump(
             program,
-            self._dsn,
+            self._login,
             without=self._own_schemas(),
             options=[
                 f"--section={section}",
@@ -326,7 +326,7 @@ class _Run:
         return f"{len(script):,} bytes of SQL{left_out}"
 
     async def _default_privileges(self, after: Script) -> None:
-        """Have tables that come by the stream from now on have the publisher's; pg_dump has them last.
+        """Give tables that come by the stream from now on the publisher's default privileges; pg_dump has them last.
 
         Nothing that the schema has made gets others.
         """
@@ -439,7 +439,7 @@ class _Run:
         return done
 
     async def _kept(self) -> _Kept | None:
-        """Return what the step `schema` has kept; None if the schema was made in another way."""
+        """Return the work that the step `schema` has kept; None if the schema was made in another way."""
         row = (await migrations.load(self._ends.target, self._migration)).get(MigrationStep.SCHEMA)
         return msgspec.json.decode(row.options, type=_Kept) if row is not None and row.options else None
 

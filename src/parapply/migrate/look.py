@@ -193,7 +193,7 @@ async def refusals(ends: Connections, sight: Sight, choice: Choice, *, has_roles
 
 
 def of_tables(sight: Sight) -> Iterator[ParapplyError]:
-    """Yield why the tables that are meant are not those that are published."""
+    """Yield reasons why the tables that are meant are not the published ones."""
     if sight.not_published:
         named = shown_list(sight.not_published[:_MOST_NAMES])
         yield SourceRefused(
@@ -267,7 +267,7 @@ async def _of_target(ends: Connections, sight: Sight, choice: Choice, *, has_rol
 
 
 def few(names: Collection[Name]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     texts = [".".join(name) for name in names]
     more = len(texts) - _MOST_NAMES
     return ", ".join(texts[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

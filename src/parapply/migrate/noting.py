@@ -16,7 +16,7 @@ from parapply.connect import open_target
 from parapply.errors import ConfigError, ParapplyError
 from parapply.http_server import TEXT, HttpServer
 from parapply.logs import redact_text
-from parapply.metrics.exposition import CONTENT_TYPE, exposition
+from parapply.metrics.exposition import CONTENT_TYPE, SlotFigures, exposition
 from parapply.metrics.moves import migration_values
 from parapply.target.session.settings import target_errors
 from parapply.target.state import migrations
@@ -147,7 +147,7 @@ class Noter:
         if path != "/metrics":
             return 404, TEXT, b"/metrics\n"
         values = migration_values(self._steps or ([_CHECKING] if self._step is MigrationStep.CHECK else []))
-        return 200, CONTENT_TYPE, exposition(self._migration.slot_name, values, ())
+        return 200, CONTENT_TYPE, exposition([SlotFigures(self._migration.slot_name, values, ())])
 
 
 #: The first step makes nothing, so nothing on the target shows it.

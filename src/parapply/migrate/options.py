@@ -1,4 +1,4 @@
-"""Options of `parapply migrate`. Pure data, and the one rule of which tables are meant."""
+"""Options of `parapply migrate`. Pure data, and the only rule that says which tables are meant."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class MigrateOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether schema.table is what a pattern with `*` and `?` means."""
+    """Return whether schema.table matches a pattern with `*` and `?`."""
     return re.fullmatch(translate(pattern.replace("[", "[[]")), name) is not None
 
 

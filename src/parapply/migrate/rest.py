@@ -43,7 +43,7 @@ _AT_ONCE: Final = 16
 async def large_objects(
     ends: Connections, counter: Counter, limit: RateLimit, *, has_owners: bool, has_privileges: bool
 ) -> int:
-    """Copy all large objects, under their numbers, and return how many; those that only the target has go.
+    """Copy all large objects, under their numbers, and return how many; objects that only the target has are removed.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: those that are complete stay.
@@ -161,7 +161,7 @@ async def unlogged(ends: Connections, names: Sequence[Name], counter: Counter, l
 
 
 async def analyze(config: Config, counter: Counter, connections: int, tables: Sequence[Name]) -> list[str]:
-    """Collect statistics of tables, and say which were left out: they are not here, or the role may not analyze them.
+    """Collect statistics of tables, and return the ones left out: missing, or not to be analyzed by the role.
 
     Raises:
         TargetRefused, TargetLost: it could not be done.
@@ -183,7 +183,7 @@ async def analyze(config: Config, counter: Counter, connections: int, tables: Se
 
 
 async def refresh_views(config: Config, counter: Counter, views: Sequence[Name]) -> list[str]:
-    """Refresh materialized views, one after the other, as one may read another; say which are not here.
+    """Refresh materialized views, one after the other, as one may read another; return which are missing here.
 
     Raises:
         TargetRefused, TargetLost: those that are refreshed stay so.
@@ -201,7 +201,7 @@ async def refresh_views(config: Config, counter: Counter, views: Sequence[Name])
 
 @asynccontextmanager
 async def _unless_missing(name: Name, skipped: list[str]) -> AsyncIterator[None]:
-    """Leave out, and note, what the publisher has got since its schema was brought."""
+    """Leave out, and note, objects that the publisher has got since its schema was brought."""
     try:
         yield
     except TargetRefused as error:

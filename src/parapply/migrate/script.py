@@ -40,7 +40,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """Return what names it in the state."""
+        """Return its name in the state."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:32]
 
 
@@ -57,7 +57,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def before_foreign_keys(self) -> tuple[Item, ...]:
-        """Return what can be made while the tables' rows are of different moments."""
+        """Return the items that can be made while the tables' rows are of different moments."""
         found = (number for number, item in enumerate(self.items) if item.group is ItemGroup.FOREIGN_KEY)
         return self.items[: next(found, len(self.items))]
 

@@ -1,6 +1,6 @@
-"""How far a migration is: a bar on a terminal, lines without one, or a JSON document a line.
+"""Progress of a migration: a bar on a terminal, lines without one, or a JSON document a line.
 
-Lines of progress go to standard error, as the copy's do; what is done is said on standard output. With JSON the
+Lines of progress go to standard error, as the copy's do; finished work is reported on standard output. With JSON the
 documents alone are on standard output, and all lines on standard error.
 """
 
@@ -51,7 +51,7 @@ class Screen:
         self._counter = self._copied = None
 
     def how_far(self) -> HowFar | None:
-        """Return how far the step under way is, None where nothing is counted."""
+        """Return the progress of the step under way, None where nothing is counted."""
         if self._counter is not None:
             return self._counter.how_far()
         return self._copied
@@ -71,7 +71,7 @@ class Screen:
             yield
 
     def said(self, step: MigrationStep, state: str, text: str = "", **more: Any) -> None:  # noqa: ANN401  what JSON can hold
-        """Say what became of a step."""
+        """Report the outcome of a step."""
         if self._json is not None:
             document = {"step": step.value, "state": state, **({"text": text} if text else {}), **more}
             self._json.write(json.dumps(document) + "\n")
@@ -120,7 +120,7 @@ class Screen:
 
 
 class Counter:
-    """How far one step is. Written by the tasks of one loop."""
+    """Progress of one step. Written by the tasks of one loop."""
 
     def __init__(  # noqa: PLR0913  one place makes it
         self, screen: Screen, step: MigrationStep, total: int, unit: str, before: int, *, is_json: bool
@@ -150,7 +150,7 @@ class Counter:
             self._bar = None
 
     def how_far(self) -> HowFar:
-        """Return how far it is, with what was done before."""
+        """Return its progress, including earlier work."""
         left_s = self._left_s(time.monotonic())
         return HowFar(
             done=self._before + self.done,
@@ -232,7 +232,7 @@ def _bar() -> Progress:
 
 
 def show_steps(config: Config, *, as_json: bool) -> int:
-    """Print the steps and how far each is; run none.
+    """Print the steps and the progress of each; run none.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
@@ -259,7 +259,7 @@ async def _print_steps(config: Config, *, as_json: bool) -> int:
 
 
 def migration_of(config: Config, facts: slot.SourceFacts) -> migrations.Migration:
-    """Return what names the migration of a slot."""
+    """Return the names that identify the migration of a slot."""
     return migrations.Migration(
         schema=config.target.state_schema,
         slot_name=config.source.slot,

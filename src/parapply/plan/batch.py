@@ -51,7 +51,8 @@ class Limits:
     def __init__(self, transactions: int, changes: int, size_bytes: int, tables: int = 1 << 30) -> None:
         """Keep the limits. The limits of a thin batch, `most_...`, are the same until they are raised.
 
-        A table takes a place for itself and each of its indexes in the target's table of locks, until the commit.
+        A table takes a place in the target's table of locks until the commit. Where rows are updated or deleted, each
+        of its indexes also takes one.
         """
         self.transactions = self.most_transactions = transactions
         self.changes = self.most_changes = changes

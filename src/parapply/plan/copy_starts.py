@@ -72,7 +72,7 @@ class CopyStarts:
         return max([start.lsn or 0 for start in starts], default=0)
 
     def update(self, tables: Mapping[Known, Start], beside: Mapping[int, Start], *, is_listed: bool) -> None:
-        """Take what is known of all tables; with `is_listed` a table not among them gets no changes.
+        """Take the facts known of all tables; with `is_listed` a table not among them gets no changes.
 
         Args:
             tables: that are copied, or wait.
@@ -182,7 +182,7 @@ def _oids(frame: bytes) -> tuple[int, ...]:
 
 
 def _kept(frame: bytes, apart: Mapping[int, Start]) -> bytes | None:
-    """Return what is left of a change: the same object, None, or a TRUNCATE of fewer tables."""
+    """Return the rest of a change: the same object, None, or a TRUNCATE of fewer tables."""
     oids = _oids(frame)
     left = [oid for oid in oids if oid not in apart]
     if len(left) == len(oids):

@@ -60,7 +60,7 @@ class Halving:
 
     @property
     def part(self) -> BatchPart:
-        """Return what is tried next."""
+        """Return the part that is tried next."""
         end, form = self._parts[-1]
         return BatchPart(self.n_done, end, form)
 
@@ -69,13 +69,13 @@ class Halving:
         self.n_done, _ = self._parts.pop()
 
     def passed(self, count: int) -> None:
-        """Go on after so many transactions of the part, which have committed; the others are still to come."""
+        """Go on after this many transactions of the part, which have committed; the others are still to come."""
         self.n_done += count
         if self.n_done == self._parts[-1][0]:
             self._parts.pop()
 
     def failed(self) -> None:
-        """Try less of the part, which is rolled back; what of it is to blame is not known."""
+        """Try less of the part, which is rolled back; the transaction that is to blame is not known."""
         start, end, form = self.part
         count = end - start
         if count == 1:
@@ -86,7 +86,7 @@ class Halving:
             self._parts.append((start + count // 2, form))
 
     def isolate(self, number: int) -> None:
-        """Try one transaction of the part alone, because it is to blame or must be; what comes before it comes first.
+        """Try one transaction of the part alone, because it is to blame or must be; the ones before it come first.
 
         Args:
             number: its index in the batch; it is in the part.

@@ -33,7 +33,7 @@ class Freed(NamedTuple):
 
 
 class _InFlight:
-    """A batch that has not committed, with what the scheduler alone knows of it."""
+    """A batch that has not committed, with the facts that the scheduler alone knows of it."""
 
     __slots__ = ("batch", "is_slow", "late", "waits")
 
@@ -43,7 +43,7 @@ class _InFlight:
         self.waits = waits
         #: The same for the changes of its late keys.
         self.late = late
-        #: Others have waited for it long enough.
+        #: True if others have waited for it long enough.
         self.is_slow = False
 
 
@@ -126,12 +126,12 @@ class Scheduler:
         return not self._open[batch.seq].late if self._is_relaxed else self.head is batch
 
     def waits_of(self, batch: Batch) -> tuple[Wait, ...]:
-        """Return what a batch waits for before it starts; nothing if it is not in flight."""
+        """Return the waits of a batch before it starts; nothing if it is not in flight."""
         own = self._open.get(batch.seq)
         return tuple(own.waits.values()) if own is not None else ()
 
     def late_waits_of(self, batch: Batch) -> tuple[Wait, ...]:
-        """Return what the changes of a batch's late keys wait for; nothing if it is not in flight."""
+        """Return the waits of the changes of a batch's late keys; nothing if it is not in flight."""
         own = self._open.get(batch.seq)
         return tuple(own.late.values()) if own is not None else ()
 

@@ -53,7 +53,7 @@ def held(changes: TableChanges, unique: UniqueKey) -> set[Key]:
 
 
 def note_freed(later: TableChanges, earlier: TableChanges, keys: Iterable[Key]) -> None:
-    """Register what a batch frees by changing rows that an earlier one in flight writes.
+    """Register the values that a batch frees by changing rows that an earlier one in flight writes.
 
     Args:
         later: gets the values among those it holds.
@@ -144,7 +144,7 @@ def _exclusive(changes: TableChanges, foreign: ForeignKey) -> set[Key] | None:
 
 
 def parent_reader(plan: TablePlan, foreign: ForeignKey) -> ValueOf | None:
-    """Return what reads the referenced columns of a parent's row; None if they are not published or not comparable."""
+    """Return a reader of the referenced columns of a parent's row; None if they are not published or not comparable."""
     positions = {column.name: position for position, column in enumerate(plan.columns)}
     if not foreign.equalities or any(name not in positions for name in foreign.parent_columns):
         return None

@@ -7,9 +7,9 @@ import gc
 import os
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from parapply import __version__, logs
+from parapply import __version__, logs, retention
 from parapply.applylog import ApplyLog, Retention
 from parapply.connect import SHOW_LIMIT_S, show_state
 from parapply.driver import refusal_hint
@@ -19,22 +19,26 @@ from parapply.errors import (
     LocksExhausted,
     ParapplyError,
     Retry,
+    SlotLost,
     SourceLost,
     SourceRefused,
     SpillFailed,
     StreamLeft,
     TargetLost,
     TargetRefused,
+    WalLimitReached,
 )
+from parapply.login import PasswordUnknown
 from parapply.metrics.figures import Figures
 from parapply.model import format_lsn, format_time
 from parapply.runtime.observe.applylog_writer import ApplyLogWriter
 from parapply.runtime.observe.gauges import Gauges
 from parapply.runtime.observe.health import Health
-from parapply.runtime.observe.http import Endpoint
+from parapply.runtime.observe.http import SlotView, endpoint_of
 from parapply.runtime.observe.systemd import Notifier
 from parapply.runtime.reload import Reloader
 from parapply.runtime.sessions import Connector
+from parapply.runtime.shares import share_of
 from parapply.runtime.signals import Signals
 from parapply.source.waits import PublisherWaits
 from parapply.tasks import end_tasks
@@ -45,7 +49,10 @@ if TYPE_CHECKING:
 
     from parapply.blocked import BlockedSession
     from parapply.config import Config
+    from parapply.engine.shares import Share
+    from parapply.login import Login
     from parapply.model import Until
+    from parapply.spill import SpillRoom
 
 _T = TypeVar("_T")
 
@@ -84,9 +91,9 @@ def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: b
         ParapplyError: such an error, if the log is for people; its exit code is the command's.
     """
     logs.configure(config.log.level, config.log.format)
-    _calm_garbage_collector()
+    calm_garbage_collector()
     try:
-        return asyncio.run(Leader(Reloader(config, load), until, takeover=takeover).run())
+        return asyncio.run(_alone(Reloader(config, load), until, takeover=takeover))
     except ParapplyError as error:
         if config.log.format == "console":
             raise
@@ -94,7 +101,13 @@ def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: b
         return error.exit_code
 
 
-def _calm_garbage_collector() -> None:
+async def _alone(reloader: Reloader, until: Until, *, takeover: bool) -> int:
+    host = Host(Signals(), Notifier())
+    host.signals.listen(stopping=lambda: host.notifier.stopping("draining"), reload=reloader.reload)
+    return await Leader(reloader, until, host, takeover=takeover).run()
+
+
+def calm_garbage_collector() -> None:
     """Search for reference cycles seldom, because the hot path makes none, and each search walks every row in hand.
 
     Rows and transactions are freed by their reference counts; with Python's own thresholds the searches cost the leader
@@ -110,30 +123,52 @@ def _log_waiting(one: BlockedSession) -> None:
     one.log("source")
 
 
-class Leader:
-    """Owns the signals and the apply log; everything else belongs to an epoch."""
+class Host(NamedTuple):
+    """All that a process gives to a leader."""
 
-    def __init__(self, reloader: Reloader, until: Until, *, takeover: bool) -> None:
+    signals: Signals  # that the process listens for
+    notifier: Notifier
+    share: Share | None = None  # None: all that the configuration allows
+    spill_room: SpillRoom | None = None  # the same
+
+
+class Leader:
+    """Owns the apply log of one slot; everything else belongs to the process or to an epoch."""
+
+    def __init__(self, reloader: Reloader, until: Until, host: Host, *, takeover: bool) -> None:
+        """Start nothing.
+
+        Args:
+            reloader: of the slot's configuration.
+            until: where to end.
+            host: of the process.
+            takeover: end another daemon's sessions on the target.
+        """
         self._reloader = reloader
         #: Written between two epochs only.
         self._config = config = reloader.config
         self._until = until
-        self._opener = Connector(config, takeover=takeover)
-        self._signals = Signals()
+        self._fixed_share = host.share
+        self._spill_room = host.spill_room
+        self._share = host.share or share_of(config.apply)
+        self._opener = Connector(config, self._share, takeover=takeover)
+        self._signals = host.signals
         self._delay_s = config.source.reconnect_min_s
         self._low_lsn: int | None = None
         self._has_served = False
         #: State and reason that this object showed last; an epoch shows its own end.
         self._shown = ("", "")
         self._is_epoch_shown = False
-        self._notifier = Notifier()
+        self._is_epoch_over = False
+        self._notifier = host.notifier
+        #: For the endpoint; None before `run` has begun.
+        self.view: SlotView | None = None
         self._figures = Figures()
-        self._waits = PublisherWaits(self._source_dsn, _log_waiting)
+        self._waits = PublisherWaits(self._source_login, _log_waiting)
         self._log = logs.get_logger()
 
     async def run(self) -> int:
         """Run epoch after epoch until stopped; return 0; raises as `run` of this module."""
-        self._signals.listen(stopping=lambda: self._notifier.stopping("draining"), reload=self._reloader.reload)
         config = self._config
         self._log.info(
             "daemon_started",
@@ -150,7 +185,8 @@ class Leader:
                 await self._show(DaemonState.STOPPED, reason, limit_s=_FAREWELL_S)
             except ParapplyError as error:
                 self._log.error("daemon_failed", error=str(error), hint=error.hint)
-                await self._show(DaemonState.STOPPED, error.line(), error)
+                shown = DaemonState.LOST if isinstance(error, SlotLost) else DaemonState.STOPPED
+                await self._show(shown, error.line(), error)
                 raise
         self._log.info("daemon_stopped", reason=reason)
         return 0
@@ -161,9 +197,10 @@ class Leader:
         applylog_writer = self._open_scribe()
         if applylog_writer is not None:
             stack.callback(applylog_writer.close)
-        self._gauges = Gauges(config, applylog_writer, self._waits)
+        self._gauges = Gauges(config, self._share, applylog_writer, self._waits)
         self._health = Health(config.source.slot, self._gauges, self._notifier)
-        endpoint = Endpoint(config.source.slot, self._figures, self._gauges, self._health)
+        self.view = SlotView(config.source.slot, self._figures, self._gauges, self._health)
+        endpoint = endpoint_of(self.view)
         stack.push_async_callback(endpoint.close)
         looking = [
             asyncio.create_task(self._look(), name="health"),
@@ -175,8 +212,13 @@ class Leader:
             await endpoint.open(config.metrics.listen)
         return await self._epochs(applylog_writer)
 
-    def _source_dsn(self) -> str:
-        return self._config.source.dsn.get_secret_value()
+    @property
+    def low_lsn(self) -> int:
+        """Return the LSN up to which everything was applied when the last epoch began or ended; 0 before the first."""
+        return self._low_lsn or 0
+
+    def _source_login(self) -> Login:
+        return self._config.source.login
 
     def _open_scribe(self) -> ApplyLogWriter | None:
         config = self._config.applylog
@@ -190,8 +232,10 @@ class Leader:
 
     async def _epochs(self, applylog_writer: ApplyLogWriter | None) -> str:
         while True:
-            # Sessions, cancelled tasks and tracebacks of the last epoch's error hold each other, and its buffers.
-            gc.collect()
+            if self._is_epoch_over:
+                # Sessions, cancelled tasks and tracebacks of its error hold each other, and its buffers.
+                self._is_epoch_over = False
+                gc.collect()
             self._renew()
             started_s = time.monotonic()
             try:
@@ -202,15 +246,28 @@ class Leader:
                     return reason
                 self._health.left(DaemonState.RECONNECTING, reason)
                 continue
-            except ParapplyError as error:
-                if self._signals.is_stop and error.retry is Retry.RECONNECT:
+            except ParapplyError as raised:
+                if self._signals.is_stop and raised.retry is Retry.RECONNECT:
                     return "stopped by a signal while an end was lost"
+                error = await self._given_up(raised) if isinstance(raised, WalLimitReached) else raised
                 if not self._may_retry(error):
-                    raise
+                    raise error from raised.__cause__
                 wait_s = self._next_wait_s(error, time.monotonic() - started_s)
                 await self._tell_of_another_try(error, wait_s)
+                del error  # its traceback holds the whole epoch, and this name would outlive the clause
             if await self._unless_ended(asyncio.sleep(wait_s, result=True)) is None and self._signals.is_stop:
                 return "stopped by a signal while reconnecting"
+
+    async def _given_up(self, reached: WalLimitReached) -> ParapplyError:
+        """Drop the slot if it still keeps too much WAL, and return the error to act on; all sessions are closed."""
+        try:
+            lost = await retention.give_up(self._config)
+        except ParapplyError as error:
+            return error
+        if lost is None:
+            return reached
+        self._log.error("slot_dropped", slot=self._config.source.slot, reason=str(lost))
+        return lost
 
     def _next_wait_s(self, error: ParapplyError, lasted_s: float) -> float:
         if isinstance(error, StreamLeft):
@@ -254,8 +311,9 @@ class Leader:
         if self._config is not self._reloader.config:
             self._config = self._reloader.config
             self._delay_s = self._config.source.reconnect_min_s
-            self._opener.use(self._config)
-            self._gauges.use(self._config)
+            self._share = self._fixed_share or share_of(self._config.apply)
+            self._opener.use(self._config, self._share)
+            self._gauges.use(self._config, self._share)
 
     async def _epoch(self, applylog_writer: ApplyLogWriter | None) -> str:
         self._is_epoch_shown = False
@@ -267,7 +325,11 @@ class Leader:
             from parapply.runtime.epoch import Epoch  # noqa: PLC0415
 
             self._has_served = True
-            epoch = Epoch(self._config, ends, applylog_writer, self._until, figures=self._figures, health=self._health)
+            self._is_epoch_over = True
+            epoch = Epoch(
+                self._config, ends, applylog_writer, self._until,
+                share=self._share, spill_room=self._spill_room, figures=self._figures, health=self._health,
+            )  # fmt: skip
             self._look_for_progress(epoch.low_lsn)
             self._shown = ("", "")
             self._is_epoch_shown = True
@@ -301,6 +363,9 @@ class Leader:
             # wrong: say so at once.
             text = str(error)
             is_refusal = isinstance(error, SourceLost | TargetLost) and ("FATAL:" in text or bool(refusal_hint(text)))
+            if isinstance(error.__cause__, PasswordUnknown):
+                # No server was asked; the text may quote the command, with whatever words.
+                is_refusal = False
             return self._has_served or not is_refusal or any(words in text for words in _LATER)
         is_data = isinstance(error, ApplyFailed | TargetRefused | SourceRefused) and self._has_served
         return is_data and not isinstance(error, SourceRefused) and self._config.apply.on_error == "retry"

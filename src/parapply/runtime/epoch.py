@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parapply import failpoints
-from parapply.config import FEWEST_WORKERS
 from parapply.conflict.skips import Skips
 from parapply.engine.durability import Durability, Reporting
 from parapply.engine.flight import Flight
 from parapply.engine.intake import DueTimes, Room
 from parapply.engine.state import EngineState
 from parapply.engine.workers import Scaling
-from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SourceLost, SourceRefused, TargetLost
+from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SlotLost, SourceLost, SourceRefused, TargetLost
 from parapply.logs import get_logger
 from parapply.model import format_lsn, format_time
+from parapply.retention import wal_limit
 from parapply.runtime.apply.command_rules import command_rules
 from parapply.runtime.apply.conflicts import ConflictHandler
 from parapply.runtime.apply.deadlocks import StallCheck
@@ -68,12 +68,14 @@ if TYPE_CHECKING:
 
     from parapply.config import ApplyConfig, Config
     from parapply.engine.job import Job
+    from parapply.engine.shares import Share
     from parapply.metrics.figures import Figures
     from parapply.model import Until
     from parapply.runtime.observe.applylog_writer import ApplyLogWriter
     from parapply.runtime.observe.health import Health
     from parapply.runtime.sessions import Sessions
     from parapply.runtime.signals import Signals
+    from parapply.spill import SpillRoom
 
 #: Seconds that batches in hand get to finish, when the daemon is to stop and when the publisher is gone.
 _DRAIN_S = 8.0
@@ -104,10 +106,13 @@ class Epoch:
         applylog_writer: ApplyLogWriter | None,
         until: Until,
         *,
+        share: Share,
+        spill_room: SpillRoom | None,
         figures: Figures,
         health: Health,
     ) -> None:
         """Make every part; start nothing."""
+        self._share = share
         self._figures = figures
         self._health = health
         self._config = config
@@ -133,7 +138,7 @@ class Epoch:
             _THROTTLED_PIECE_BYTES if config.apply.max_changes_per_s else _PIECE_BYTES,
             config.apply.memory_limit_bytes // 4,
         )
-        self._spill = Spill(config.apply.spill_dir, config.apply.spill_limit_bytes)
+        self._spill = Spill(config.apply.spill_dir, config.apply.spill_limit_bytes, spill_room)
         self._streams = StreamBuffers(self._spill, self._stream_limits(self._piece_bytes))
         self._make_tables()
         self._make_reading()
@@ -202,7 +207,7 @@ class Epoch:
                 times_commits=self._applylog_writer is not None,
             ),
         )
-        self._worker_tasks = WorkerTasks(self._pool, ends.opener, self._kit, ends.control_pool, _scaling(config.apply))
+        self._worker_tasks = WorkerTasks(self._pool, ends.opener, self._kit, ends.control_pool, self._scaling())
         self._worker_tasks.add(ends.sessions)
 
     def _make_intake(self) -> None:
@@ -222,11 +227,7 @@ class Epoch:
             self._admission,
             SpecialTransactions(self._admission, commands, self._streams, piece_bytes=self._piece_bytes),
             self._batcher,
-            room=Room(
-                self._pool.flight,
-                memory_limit_bytes=config.apply.memory_limit_bytes,
-                fewest_workers=config.apply.first_workers,
-            ),
+            room=Room(self._pool.flight, self._share),
             due=DueTimes(config.apply.delay_s, self._until.time_us),
             reports=self._progress,
         )
@@ -247,9 +248,14 @@ class Epoch:
             behind_bytes=behind_bytes(ends.source_facts, range_limits(config)),
             pause_s=config.source.catch_up_pause_s,
         )
-        dsn = config.source.dsn.get_secret_value()
+        login = config.source.login
         self._monitor = Monitor(
-            Publisher(ends.source, ends.source_facts.timeline, lambda: slot.replayed_timeline(ends.source, dsn)),
+            Publisher(
+                ends.source,
+                ends.source_facts.timeline,
+                lambda: slot.replayed_timeline(ends.source, login),
+                wal_limit(config.source),
+            ),
             ends.control_pool,
             self._place,
             self._worker_tasks,
@@ -369,7 +375,8 @@ class Epoch:
             await self._ends.stream.close()
         if not isinstance(error, ApplyFailed):
             await self._drain(tasks, abort)
-        shown = DaemonState.RECONNECTING if isinstance(error, SourceLost) else DaemonState.STOPPED
+        shown = DaemonState.LOST if isinstance(error, SlotLost) else DaemonState.STOPPED
+        shown = DaemonState.RECONNECTING if isinstance(error, SourceLost) else shown
         reason = error.line() if isinstance(error, ParapplyError) else type(error).__name__
         await self._last_word(tasks, shown, reason)
         if not isinstance(error, SourceLost):
@@ -465,6 +472,10 @@ class Epoch:
             until=self._until,
         )
 
+    def _scaling(self) -> Scaling | None:
+        """Return the rule for the number of workers, None where it is fixed."""
+        return Scaling(self._share) if self._config.apply.workers == "auto" else None
+
     def _stream_limits(self, piece_bytes: int) -> StreamLimits:
         memory_bytes = self._config.apply.memory_limit_bytes // 4
         return StreamLimits(self._config.apply.stream_start_bytes, memory_bytes, 2 * piece_bytes)
@@ -493,13 +504,6 @@ def _note(whole_until_lsn: int, config: ApplyConfig) -> str:
     rate = config.max_changes_per_s
     notes += [f"slow on purpose: apply.max_changes_per_s = {rate}"] if rate else []
     return "; ".join(notes)
-
-
-def _scaling(config: ApplyConfig) -> Scaling | None:
-    """Return the rule for the number of workers, None where it is fixed."""
-    if config.workers != "auto":
-        return None
-    return Scaling(FEWEST_WORKERS, config.first_workers, config.most_workers)
 
 
 def _farewell(asked: Signals | None) -> tuple[DaemonState, str]:

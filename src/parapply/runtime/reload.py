@@ -51,12 +51,12 @@ class Reloader:
             found = self._load()
         except ConfigError as error:
             return self._refuse(str(error))
-        changed = _changed(self.config, found)
-        if others := sorted(changed & IDENTITY):
+        differs = changed(self.config, found)
+        if others := sorted(differs & IDENTITY):
             return self._refuse("\n".join(f"{key}: another one needs another daemon" for key in others))
-        if fixed := sorted(changed & FIXED):
+        if fixed := sorted(differs & FIXED):
             self._log.warning("config_needs_restart", settings=fixed)
-        taken = changed - FIXED
+        taken = differs - FIXED
         self.config = _with(self.config, found, taken)
         if taken & _LOG:
             logs.configure(found.log.level, found.log.format)
@@ -68,7 +68,7 @@ class Reloader:
         return False
 
 
-def _changed(old: Config, new: Config) -> set[str]:
+def changed(old: Config, new: Config) -> set[str]:
     """Return the dotted keys whose values differ."""
     values, now = _values(old), _values(new)
     return {key for key in values if values[key] != now[key]}

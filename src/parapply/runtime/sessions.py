@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from parapply.config import Config
+    from parapply.engine.shares import Share
 
 #: Newest major version of the server that the tests run with.
 NEWEST_MAJOR = 18
@@ -52,8 +53,8 @@ _LEAVE_BYTES = 4 * 1024 * 1024
 _RANGES_PART = 4
 #: Seconds to wait for the end of a session that runs a publisher's commands: its daemon's lease is free already.
 _COMMANDS_WAIT_S = 2.0
-#: Part of the target's table of locks that a batch may have tables for: each takes places for its indexes also, other
-#: batches are in flight, and other sessions need room.
+#: Part of the target's table of locks that a batch may have tables for: updates also lock their indexes, other batches
+#: are in flight, and other sessions need room.
 _LOCKED_PART = 4
 _LOCAL_CHANGES = "changes applied here look like local ones to every subscriber of this server"
 
@@ -87,9 +88,10 @@ class Sessions(msgspec.Struct, frozen=True):
 class Connector:
     """Opens both ends again and again. Remembers its sessions on the target, to end any that a broken network left."""
 
-    def __init__(self, config: Config, *, takeover: bool) -> None:
+    def __init__(self, config: Config, share: Share, *, takeover: bool) -> None:
         """Open nothing yet; `takeover` holds for the first time only."""
         self._config = config
+        self._share = share
         self._takeover = takeover
         self._own_pids: list[int] = []
         self._rules = Rules(config.conflict)
@@ -109,8 +111,9 @@ class Connector:
         self._ranges_from_lsn = 0
         self._log = get_logger()
 
-    def use(self, config: Config) -> None:
+    def use(self, config: Config, share: Share) -> None:
         """Open with another configuration from now on; nothing is being opened."""
+        self._share = share
         if config.target.dsn != self._config.target.dsn:
             # Elsewhere the same numbers are other sessions.
             self._own_pids = []
@@ -137,8 +140,7 @@ class Connector:
         async with _beginning() as begin:
             looking = begin(self._look(stack))
             answers = asyncio.Event()
-            # The control pool before the workers: it serves, too, where connections are scarce and workers must be
-            # fewer.
+            # The control pool before the workers: it also serves where connections are scarce and workers fewer.
             (control, slot_id), (control_pool, ahead) = await _together(
                 self._own(stack, looking, answers), self._control_pool(stack, looking, answers)
             )
@@ -256,7 +258,7 @@ class Connector:
         """Open the plain session on the publisher and query it for the first time."""
         source = self._config.source
         conn = await stack.enter_async_context(
-            await slot.connect(source.dsn.get_secret_value(), application_name=f"parapply {source.slot}")
+            await slot.connect(source.login, application_name=f"parapply {source.slot}")
         )
         return conn, await slot.inspect(conn, source.slot)
 
@@ -293,9 +295,7 @@ class Connector:
         # A pool that waits for a silent network takes seconds to close: no signal shall wait for that (F38).
         await answers.wait()
         target, slot_name = self._config.target, self._config.source.slot
-        control_pool = ControlPool(
-            target.dsn.get_secret_value(), target.session_replication_role, f"parapply control pool {slot_name}"
-        )
+        control_pool = ControlPool(target.login, target.session_replication_role, f"parapply control pool {slot_name}")
         await stack.enter_async_context(control_pool)
         ahead = CataloguePrefetch(
             control_pool, target.session_replication_role, lambda: self._published_tables(looking)
@@ -321,10 +321,10 @@ class Connector:
         )
         if found is None or found.slot_id != slot_id:
             raise TargetLost(f"target: the state of slot {name!r} was removed while this daemon took the lease")
-        dsn = config.source.dsn.get_secret_value()
+        login = config.source.login
         known = await connect.known_position(control, found)
-        facts = await refusals.check(source, facts, dsn, name, known, two_phase=config.source.two_phase)
-        facts = await failover.ensure(dsn, facts, name, config.source.failover)
+        facts = await refusals.check(source, facts, login, name, known, two_phase=config.source.two_phase)
+        facts = await failover.ensure(login, facts, name, config.source.failover)
         if config.source.failover == "auto" and not self._is_failover_told and (why := failover.unprotected(facts)):
             self._is_failover_told = True
             self._log.warning("failover_unprotected", slot=name, reason=why)
@@ -386,7 +386,7 @@ class Connector:
         await state.write_daemon(control, config.target.state_schema, slot_id, row)
 
     async def _workers(self, opener: WorkerSessions) -> tuple[tuple[int, WorkerSession], ...]:
-        numbers = range(1, self._config.apply.first_workers + 1)
+        numbers = range(1, self._share.first_workers + 1)
         opened = list(zip(numbers, await _together(*[opener.open(number) for number in numbers]), strict=True))
         sessions = tuple([(number, session) for number, session in opened if not isinstance(session, ParapplyError)])
         errors = [error for _, error in opened if isinstance(error, ParapplyError)]
@@ -409,7 +409,7 @@ class Connector:
         streams = self._streaming(facts) != "off"
         is_less = source.decoding_memory_bytes < facts.decoding_memory_bytes
         connection = await slot.connect(
-            source.dsn.get_secret_value(),
+            source.login,
             application_name=source.slot,
             is_replication=True,
             decoding_memory_bytes=source.decoding_memory_bytes if streams and is_less else 0,

@@ -46,10 +46,7 @@ class Signals:
         terminals = [number for number in _STANDARD_FILES if os.isatty(number)]
 
         def stop() -> None:
-            if self.is_stop:
-                self.abort.set()
-            self.is_stop = True
-            self.end.set()
+            self.stop()
             stopping()
 
         def hang_up() -> None:
@@ -65,6 +62,13 @@ class Signals:
             loop.add_signal_handler(number, stop)
         loop.add_signal_handler(signal.SIGHUP, hang_up)
         loop.add_signal_handler(signal.SIGUSR1, log_tasks)
+
+    def stop(self) -> None:
+        """Ask for the end of the daemon, the second time at once."""
+        if self.is_stop:
+            self.abort.set()
+        self.is_stop = True
+        self.end.set()
 
     def renew(self) -> None:
         """Begin another epoch: the request that ended the last one is done, unless the daemon ends."""

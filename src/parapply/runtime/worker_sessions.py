@@ -1,7 +1,7 @@
 """The sessions of the workers: each is opened under its number, at any time of an epoch, and closed alone or with all.
 
 In: how to open one. Out: open sessions. A session takes the fence's lock and checks the lease as it is opened, however
-late, so that a successor's fence waits for it, too (traps T-14, T-15).
+late, so that a successor's fence also waits for it (traps T-14, T-15).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class WorkerSessions:
         self._open: dict[int, WorkerSession] = {}
         name, slot = "parapply worker", config.source.slot
         self._options: Callable[[int], SessionOptions] = lambda number: SessionOptions(
-            dsn=config.target.dsn.get_secret_value(),
+            login=config.target.login,
             schema=config.target.state_schema,
             slot_id=slot_id,
             leader_pid=leader_pid,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.075
 _IDLE_LOOK_S: Final = 0.25
 #: Seconds until the target is asked again after no session waited for its disk: a question takes the leader as long as
-#: a good many changes.
+#: many changes.
 _ASK_AGAIN_S: Final = 0.3
 #: Seconds without a further attempt after the target had no session for one more worker.
 _REFUSED_S: Final = 30.0

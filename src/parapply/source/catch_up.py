@@ -113,12 +113,12 @@ class RangePosition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left_bytes(self) -> int:
-        """Return how much WAL there is to catch up."""
+        """Return the bytes of WAL to catch up."""
         return max(0, self.flush_lsn - self.copy_lsn)
 
     @property
     def restart_bytes(self) -> int:
-        """Return how much WAL is decoded again before the next range."""
+        """Return the bytes of WAL that are decoded again before the next range."""
         return max(0, self.copy_lsn - self.restart_lsn)
 
 
@@ -160,7 +160,7 @@ def why_stream(facts: SourceFacts, start_lsn: int, limits: RangeLimits, *, two_p
 
 
 def behind_bytes(facts: SourceFacts, limits: RangeLimits) -> int:
-    """Return how much WAL there must be to catch up for a stream to be left for ranges.
+    """Return the bytes of WAL to catch up from which a stream is left for ranges.
 
     Where the slot restarts far back it is more than `why_stream` asks for. Otherwise the next connection would stream
     again, from there on.
@@ -236,7 +236,7 @@ def position_sql(copy: str, slot: str) -> str:
 
 
 def end_lsn_of(frame: bytes) -> int:
-    """Return where the transaction ends whose Commit a frame holds.
+    """Return the end LSN of the transaction whose Commit a frame holds.
 
     Raises:
         ProtocolError: it holds another message.

@@ -104,7 +104,7 @@ class CatchUpStream:
 
     @property
     def waiting_bytes(self) -> int:
-        """Return how many bytes the kernel holds for the next read of the stream."""
+        """Return the number of bytes that the kernel holds for the next read of the stream."""
         return self._stream.waiting_bytes
 
     @property

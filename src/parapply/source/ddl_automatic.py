@@ -294,7 +294,7 @@ _SAY: Final = {
 
 
 def install_sql(automatic: Automatic, forms: Sequence[tuple[str, str]]) -> str:
-    """Return what makes the event triggers, besides the queue.
+    """Return the SQL that makes the event triggers, besides the queue.
 
     Args:
         automatic: what is recorded.

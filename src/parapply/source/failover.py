@@ -17,6 +17,7 @@ from parapply.source import slot
 from parapply.source.options import check_slot_name
 
 if TYPE_CHECKING:
+    from parapply.login import Login
     from parapply.source.slot import Connection, SourceFacts
 
 #: server_version_num of the first server with such slots.
@@ -24,7 +25,7 @@ _SINCE: Final = 170000
 
 
 def unprotected(facts: SourceFacts) -> str:
-    """Return what may keep a slot from surviving a failover, for people; empty: nothing that can be seen here.
+    """Return the causes that may keep a slot from surviving a failover, for people; empty if none can be seen here.
 
     Args:
         facts: the publisher, whose slot is to survive.
@@ -41,11 +42,11 @@ def unprotected(facts: SourceFacts) -> str:
     return ""
 
 
-async def ensure(dsn: str, facts: SourceFacts, slot_name: str, wanted: str) -> SourceFacts:
+async def ensure(login: Login, facts: SourceFacts, slot_name: str, wanted: str) -> SourceFacts:
     """Make the slot a failover slot if that is wanted and possible; return the facts as they are then.
 
     Args:
-        dsn: of the publisher.
+        login: of the publisher.
         facts: just read, and checked.
         slot_name: of the slot.
         wanted: `source.failover`.
@@ -60,7 +61,7 @@ async def ensure(dsn: str, facts: SourceFacts, slot_name: str, wanted: str) -> S
     if wanted != "auto" or not is_possible or found is None or found.is_failover:
         return facts
     check_slot_name(slot_name)
-    conn = await slot.connect(dsn, application_name=f"parapply failover {slot_name}", is_replication=True)
+    conn = await slot.connect(login, application_name=f"parapply failover {slot_name}", is_replication=True)
     async with conn:
         await check_same(conn, facts)
         with slot.source_errors(f"making the slot {slot_name!r} a failover slot"):

@@ -1,4 +1,4 @@
-"""Does the publisher still have the transactions that are recorded on the target? Asked where its slot does not say so.
+"""Check that the publisher still has the transactions recorded on the target. Asked where its slot does not say so.
 
 A slot behind the watermark is nothing special: it forgets reports when its server crashes (trap T-4), and the last ones
 may never have come. But a publisher that was put back to an older state has such a slot, too, and once it has written
@@ -48,7 +48,7 @@ async def check(  # noqa: PLR0913
     low_lsn: int,
     recorded: Sequence[tuple[int, int]],
 ) -> None:
-    """Refuse a publisher that does not have what is recorded.
+    """Refuse a publisher that does not have the recorded transactions.
 
     Args:
         conn: plain session on the publisher.

@@ -114,7 +114,7 @@ class TablePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def marks(conn: Connection, publications: Sequence[str]) -> tuple[str, ...]:
-    """Return what the catalogue holds now.
+    """Return the present content of the catalogue.
 
     Raises:
         SourceRefused, SourceLost: it could not be read.
@@ -166,7 +166,7 @@ async def uncovered(
 
 
 async def names(conn: Connection, oids: Collection[int]) -> dict[int, Name]:
-    """Return the names that tables have now; those that are gone have none.
+    """Return the names that tables have now; a table that is gone has none.
 
     Raises:
         SourceRefused, SourceLost: they could not be read.

@@ -1,6 +1,6 @@
 """Requests to the publisher when the stream starts: pgoutput's options, the command, and session settings.
 
-In: plain values. Out: SQL texts and a connection string. Pure; must never open a connection.
+In: plain values. Out: SQL texts and a connection string. Reads a service of the DSN; must never open a connection.
 
 Source: PostgreSQL manual, "Logical Streaming Replication Parameters", "Streaming Replication Protocol",
 "String Functions and Operators" (quote_ident); PostgreSQL's `repl_scanner.l` for what the replication grammar quotes.
@@ -9,10 +9,11 @@ Source: PostgreSQL manual, "Logical Streaming Replication Parameters", "Streamin
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from psycopg import conninfo
+from psycopg.conninfo import make_conninfo
 
+from parapply.driver import parameters_of
 from parapply.errors import ConfigError, SourceRefused
 from parapply.model import format_lsn
 from parapply.quoting import identifier, plain_literal
@@ -215,7 +216,7 @@ def source_conninfo(
         ConfigError: the DSN cannot be parsed.
     """
     try:
-        parameters: dict[str, Any] = dict(conninfo.conninfo_to_dict(dsn))
+        parameters = parameters_of(dsn)
     except Exception as error:
         # libpq's message may repeat parts of the string, the password among them.
         raise ConfigError("source.dsn: not a connection string of PostgreSQL") from error
@@ -229,4 +230,4 @@ def source_conninfo(
     parameters["client_encoding"] = "UTF8"
     if is_replication:
         parameters["replication"] = "database"
-    return conninfo.make_conninfo(**parameters)
+    return make_conninfo(**parameters)

@@ -109,7 +109,7 @@ _CAME_BACK: Final = "it was attached, or moved into its schema, again: changes f
 
 
 async def published(conn: Connection, publications: Sequence[str], oids: Collection[int] | None) -> dict[int, str]:
-    """Return how tables are published, as the stream names them; those that are not are not among them.
+    """Return how tables are published, as the stream names them, without tables that are not.
 
     Args:
         conn: plain session on the publisher; in a transaction with a snapshot it shows that time.

@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from parapply.errors import SourceLost, SourceRefused
+from parapply.errors import SlotBusy, SlotLost, SourceLost, SourceRefused
 from parapply.model import format_lsn, parse_lsn
-from parapply.source.slot import connect, inspect, replayed_timeline, source_errors
+from parapply.source.slot import connect, inspect, position, replayed_timeline, source_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import LiteralString
 
+    from parapply.login import Login
     from parapply.source.slot import Connection, SlotFacts, SourceFacts
 
 #: server_version_num of the first standby that decodes WAL.
 STANDBY_SINCE: Final = 160000
 
 _GAP_HINT = (
-    "transactions are missing on the target and the slot cannot give them: copy the tables again "
-    "(`parapply drop`, then `init --copy --truncate`; an init without --copy leaves the gap), or restore the target to "
-    "a state at or after the slot's position"
+    "transactions are missing on the target and the slot cannot give them: `parapply heal` makes another slot and "
+    "copies what differs; or restore the target to a state at or after the slot's position"
 )
 _REUSED_HINT = (
-    "the same LSN may now name another transaction; copy the tables again (`parapply drop`, then `init --copy "
-    "--truncate`)"
+    "the same LSN may now name another transaction: bring the newer state of the publisher back, or `parapply heal` "
+    "makes another slot and copies what differs"
 )
 _LOST_HINT = (
-    "`parapply drop`, then `parapply init --copy --truncate`; a larger max_slot_wal_keep_size keeps slots longer"
+    "`parapply heal` makes another slot and copies what differs; a larger max_slot_wal_keep_size keeps slots longer"
 )
 
 
@@ -48,13 +48,13 @@ class KnownPosition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def verify(
-    conn: Connection, dsn: str, slot_name: str, known: KnownPosition | None, *, two_phase: bool = False
+    conn: Connection, login: Login, slot_name: str, known: KnownPosition | None, *, two_phase: bool = False
 ) -> SourceFacts:
     """Inspect the publisher and check everything; fetch the timelines' history if the timeline went on.
 
     Args:
         conn: plain session on the publisher.
-        dsn: to open a replication session for the history.
+        login: to open a replication session for the history.
         slot_name: of the slot to read.
         known: from the target's state; None if it knows nothing of the slot.
         two_phase: prepared transactions are applied as such.
@@ -64,28 +64,34 @@ async def verify(
         SourceLost: the connection broke.
     """
     facts = await inspect(conn, slot_name)
-    return await check(conn, facts, dsn, slot_name, known, two_phase=two_phase)
+    return await check(conn, facts, login, slot_name, known, two_phase=two_phase)
 
 
 async def check(  # noqa: PLR0913
     conn: Connection,
     facts: SourceFacts,
-    dsn: str,
+    login: Login,
     slot_name: str,
     known: KnownPosition | None,
     *,
     two_phase: bool = False,
 ) -> SourceFacts:
-    """Check everything on facts just read, and return them with a standby's present timeline; else as `verify`."""
-    facts = await with_timeline(conn, facts, dsn)
+    """Check everything on facts just read, and return them with a standby's present timeline; else as `verify`.
+
+    The facts are older than `known` where a daemon runs: the slot cannot be ahead of a later look at the target.
+    """
+    facts = await with_timeline(conn, facts, login)
+    if known and known.high_lsn > facts.flush_lsn:
+        # The WAL's end must be read after the target: the daemon may have gone on in between.
+        facts = msgspec.structs.replace(facts, flush_lsn=(await position(conn)).flush_lsn)
     history: Mapping[int, int] = {}
     if known and facts.system_identifier == known.system_identifier and facts.timeline > known.timeline:
-        history = await timeline_history(dsn, facts.timeline)
+        history = await timeline_history(login, facts.timeline)
     check_slot(facts, slot_name, known, history, two_phase=two_phase)
     return facts
 
 
-async def with_timeline(conn: Connection, facts: SourceFacts, dsn: str) -> SourceFacts:
+async def with_timeline(conn: Connection, facts: SourceFacts, login: Login) -> SourceFacts:
     """Return facts with the timeline that a standby replays now.
 
     Raises:
@@ -93,7 +99,7 @@ async def with_timeline(conn: Connection, facts: SourceFacts, dsn: str) -> Sourc
     """
     if not facts.is_in_recovery:
         return facts
-    return msgspec.structs.replace(facts, timeline=await replayed_timeline(conn, dsn))
+    return msgspec.structs.replace(facts, timeline=await replayed_timeline(conn, login))
 
 
 def check_slot(
@@ -119,11 +125,16 @@ def check_slot(
         SourceRefused: with what was found, and what to do.
     """
     check_server(facts)
+    if known and not known.low_lsn:
+        raise SlotLost(
+            f"slot {slot_name!r}: `parapply heal` was begun and is not complete",
+            hint="run `parapply heal` again: it compares again, and copies what still differs",
+        )
     if known:
         _check_cluster(facts, known, history or {})
     if facts.slot is None:
         if known:
-            raise SourceRefused(
+            raise SlotLost(
                 f"slot {slot_name!r} is no longer on the publisher, but the target has applied it up to "
                 f"{format_lsn(known.low_lsn)}",
                 hint=_LOST_HINT,
@@ -138,7 +149,7 @@ def check_slot(
         )
     confirmed = facts.slot.confirmed_flush_lsn
     if known and confirmed is not None and confirmed > known.low_lsn:
-        raise SourceRefused(
+        raise SlotLost(
             f"slot {slot_name!r} starts at {format_lsn(confirmed)}, but the target has only what ends up to "
             f"{format_lsn(known.low_lsn)}: the slot was dropped and made again or read by another process, or the "
             "target was restored",
@@ -241,7 +252,7 @@ def _check_cluster(facts: SourceFacts, known: KnownPosition, history: Mapping[in
                 f"source: the standby has replayed WAL up to {format_lsn(facts.flush_lsn)}, and the target has applied"
                 f" it up to {format_lsn(known.high_lsn)}"
             )
-        raise SourceRefused(
+        raise SlotLost(
             f"the publisher's WAL ends at {format_lsn(facts.flush_lsn)}, but the target has applied it up to "
             f"{format_lsn(known.high_lsn)}: the publisher was put back to an older state (a copy of its data "
             "directory or a snapshot of its storage), or lost WAL in a crash (fsync = off)",
@@ -263,7 +274,7 @@ def _check_switch(facts: SourceFacts, known: KnownPosition, history: Mapping[int
             return
     if left_at is None or known.high_lsn > left_at:
         left = "never was on it" if left_at is None else f"left it at {format_lsn(left_at)}"
-        raise SourceRefused(
+        raise SlotLost(
             f"the target has applied timeline {known.timeline} up to {format_lsn(known.high_lsn)}, but the "
             f"publisher, now on timeline {facts.timeline}, {left}: the target has transactions that the publisher lost",
             hint=_REUSED_HINT,
@@ -290,10 +301,32 @@ def _check_kind(slot: SlotFacts, database: str) -> None:
     if not reason and slot.is_conflicting:
         reason = "a conflict with recovery"
     if reason:
-        raise SourceRefused(f"slot {name!r} was invalidated by the publisher ({reason})", hint=_LOST_HINT)
+        raise SlotLost(f"slot {name!r} was invalidated by the publisher ({reason})", hint=_LOST_HINT)
 
 
-async def timeline_history(dsn: str, timeline: int) -> dict[int, int]:
+def check_own_and_idle(facts: SourceFacts) -> None:
+    """Refuse to drop a slot that another program has made, or that a process reads.
+
+    Raises:
+        SourceRefused: it is of another plugin or database, or temporary.
+        SlotBusy: a process reads it.
+    """
+    found = facts.slot
+    if found is None:
+        return
+    if found.plugin != "pgoutput" or found.database != facts.database or found.is_temporary:
+        raise SourceRefused(
+            f"slot {found.name!r} is not one of parapply's: plugin {found.plugin}, database {found.database!r}",
+            hint="correct source.slot or source.dsn; drop a foreign slot with pg_drop_replication_slot",
+        )
+    if found.active_pid is not None:
+        raise SlotBusy(
+            f"slot {found.name!r} is in use by process {found.active_pid} on the publisher",
+            hint="stop the daemon first",
+        )
+
+
+async def timeline_history(login: Login, timeline: int) -> dict[int, int]:
     """Return the switch points of a timeline: each earlier one, and the LSN where it was left.
 
     Raises:
@@ -302,7 +335,7 @@ async def timeline_history(dsn: str, timeline: int) -> dict[int, int]:
     """
     if timeline <= 1:
         return {}
-    conn = await connect(dsn, application_name="parapply timeline", is_replication=True)
+    conn = await connect(login, application_name="parapply timeline", is_replication=True)
     async with conn:
         with source_errors("reading the timeline's history"):
             cursor = await conn.execute(f"TIMELINE_HISTORY {timeline:d}".encode())

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import LiteralString
 
+    from parapply.login import Login
+
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 
 
@@ -36,7 +38,7 @@ Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 CONNECT_TIMEOUT_S = 10
 
 #: Every session that was opened, with its DSN.
-_sessions: WeakKeyDictionary[Session, str] = WeakKeyDictionary()
+_sessions: WeakKeyDictionary[Session, Login] = WeakKeyDictionary()
 
 _HALF_OF_XIDS = 2**31
 #: Operations that a publication may publish, in the order of the columns of pg_publication.
@@ -63,7 +65,7 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_synced: bool = False  # 17 and later: as it came from a primary
 
     def retained_bytes(self, flush_lsn: int) -> int | None:
-        """Return how much WAL the publisher keeps for the slot, None if it is lost.
+        """Return the bytes of WAL that the publisher keeps for the slot, None if it is lost.
 
         Args:
             flush_lsn: end of the publisher's WAL.
@@ -154,12 +156,23 @@ def _source_error(doing: str, error: psycopg.Error) -> ConfigError | SourceRefus
     if error.sqlstate in _REFUSALS:
         return SourceRefused(text, hint=_REFUSALS[error.sqlstate])
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return SourceLost(text, hint=lost_hint(text))
+        return SourceLost(text, hint=lost_hint(error, text))
     return SourceRefused(text)
 
 
+async def databases(conn: Connection) -> list[tuple[str, bool, bool]]:
+    """Return name, whether it is a template, and whether it allows connections, of each database of the server.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    query: LiteralString = "SELECT datname, datistemplate, datallowconn FROM pg_catalog.pg_database ORDER BY datname"
+    with source_errors("reading the names of the databases"):
+        return [(name, is_template, allows) for name, is_template, allows in await _rows(conn, query)]
+
+
 async def connect(
-    dsn: str,
+    login: Login,
     *,
     application_name: str,
     is_replication: bool = False,
@@ -169,7 +182,7 @@ async def connect(
     """Open an autocommit session on the publisher with its settings pinned.
 
     Args:
-        dsn: as configured.
+        login: as configured.
         application_name: if the DSN has none.
         is_replication: for START_REPLICATION.
         connect_timeout_s: if the DSN has none.
@@ -181,15 +194,15 @@ async def connect(
         SourceLost: no connection.
     """
     text = source_conninfo(
-        dsn,
+        login.dsn,
         application_name=application_name,
         is_replication=is_replication,
         connect_timeout_s=connect_timeout_s,
         decoding_memory_bytes=decoding_memory_bytes,
     )
     with source_errors("connecting"):
-        conn = await Session.connect(text, autocommit=True)
-    _sessions[conn] = dsn
+        conn = await Session.connect(text, command=login.command, autocommit=True)
+    _sessions[conn] = login
     try:
         with source_errors("pinning session settings"):
             if settings := later_settings_sql(conn.info.server_version):
@@ -200,11 +213,11 @@ async def connect(
     return conn
 
 
-def without_answer(dsn: str, wait_s: float) -> list[int]:
-    """Return the pids of this process's sessions of a DSN that have waited that many seconds for an answer."""
+def without_answer(login: Login, wait_s: float) -> list[int]:
+    """Return the pids of this process's sessions of a login that have waited that many seconds for an answer."""
     since_s = time.monotonic() - wait_s
-    waiting = [conn for conn, its_dsn in _sessions.items() if its_dsn == dsn and 0 < conn.waits_since_s <= since_s]
-    return [conn.info.backend_pid for conn in waiting if not conn.closed]
+    sessions = [conn for conn, its_login in _sessions.items() if its_login == login and not conn.closed]
+    return [conn.info.backend_pid for conn in sessions if 0 < conn.waits_since_s <= since_s]
 
 
 async def _rows(conn: Connection, query: LiteralString, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -275,7 +288,7 @@ async def state_schemas(conn: Connection) -> frozenset[str]:
 
 
 async def position(conn: Connection) -> SourcePosition:
-    """Return where the publisher is.
+    """Return the publisher's position.
 
     Raises:
         SourceLost: the connection broke.
@@ -302,19 +315,19 @@ async def position(conn: Connection) -> SourcePosition:
     )
 
 
-async def replayed_timeline(conn: Connection, dsn: str) -> int:
+async def replayed_timeline(conn: Connection, login: Login) -> int:
     """Return the timeline that a server replays or writes, which SQL does not show on a standby.
 
     Args:
         conn: plain session on the server.
-        dsn: to open a replication session there.
+        login: to open a replication session there.
 
     Raises:
         SourceRefused: the role lacks REPLICATION.
         SourceLost: the connection broke, or the DSN leads to another server than the session.
     """
     started = "SELECT pg_catalog.pg_postmaster_start_time()::text"
-    asking = await connect(dsn, application_name="parapply timeline", is_replication=True)
+    asking = await connect(login, application_name="parapply timeline", is_replication=True)
     async with asking:
         with source_errors("identifying the publisher"):
             cursor = await asking.execute(started.encode())
@@ -329,7 +342,7 @@ async def replayed_timeline(conn: Connection, dsn: str) -> int:
 
 
 async def read_slot(conn: Connection, slot_name: str) -> SlotFacts | None:
-    """Return the slot as it is now, None if it is not there.
+    """Return the slot as it is now, None if it does not exist.
 
     Raises:
         SourceLost: the connection broke.
@@ -404,7 +417,7 @@ def _slot_facts(row: dict[str, Any]) -> SlotFacts:
 
 
 async def check_publications(conn: Connection, names: Sequence[str]) -> frozenset[str]:
-    """Refuse publications that are not there: newer servers skip them with a warning only, and rows are missing.
+    """Refuse missing publications: newer servers skip them with a warning only, and rows are missing.
 
     Returns:
         Operations that they publish, all together: of insert, update, delete, truncate.
@@ -522,6 +535,21 @@ async def advance_slot(conn: Connection, slot_name: str, lsn: int) -> None:
     query: LiteralString = "SELECT pg_catalog.pg_replication_slot_advance($1::name, $2::pg_lsn)"
     with source_errors(f"moving the slot {slot_name!r}"):
         await _rows(conn, query, [slot_name, format_lsn(lsn)])
+
+
+async def copy_slot(conn: Connection, slot_name: str, new_name: str) -> int:
+    """Make a permanent slot that begins where another one does, and return the LSN that it starts at.
+
+    Raises:
+        SourceRefused: the name is taken, no slot is free, or the role lacks REPLICATION.
+        SourceLost: the connection broke; the slot may exist.
+    """
+    query: LiteralString = (
+        "SELECT c.lsn FROM pg_catalog.pg_copy_logical_replication_slot($1::name, $2::name, false) AS c"
+    )
+    with source_errors(f"creating the slot {new_name!r}"):
+        ((lsn,),) = await _rows(conn, query, [slot_name, new_name])
+    return parse_lsn(lsn)
 
 
 async def drop_slot(conn: Connection, slot_name: str) -> None:

@@ -67,13 +67,13 @@ class ReplicationStream:
 
     @property
     def waiting_bytes(self) -> int:
-        """Return how many bytes the kernel holds for the next read."""
+        """Return the number of bytes that the kernel holds for the next read."""
         (n_bytes,) = struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)))
         return int(n_bytes)
 
     @property
     def transport(self) -> Transport:
-        """Return what moves the bytes; before `start` others may use it."""
+        """Return the transport of the bytes; before `start` others may use it."""
         return self._transport
 
     @property

@@ -52,7 +52,7 @@ class Transport(Protocol):
 
     #: File descriptor to watch.
     fd: int
-    #: Latest keep-alive, whole; whoever takes it puts None here.
+    #: Latest keep-alive, whole; its reader puts None here.
     keepalive: bytes | None
     #: True if the last `drain` took everything that had come.
     is_drained: bool

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from parapply.blocked import BlockedSession
+    from parapply.login import Login
 
 #: Seconds between two checks, which ask no server while every session has its answers.
 _CHECK_S: Final = 2.0
@@ -27,9 +28,9 @@ _CHECK_S: Final = 2.0
 class PublisherWaits:
     """One for a publisher and a process. `longest_s` is written here and read by the metrics."""
 
-    def __init__(self, dsn: Callable[[], str], tell: Callable[[BlockedSession], None]) -> None:
-        """Look at nothing yet; `dsn` returns the publisher's present one, and each wait is reported now and then."""
-        self._dsn = dsn
+    def __init__(self, login: Callable[[], Login], tell: Callable[[BlockedSession], None]) -> None:
+        """Look at nothing yet; `login` returns the publisher's present one, and each wait is reported now and then."""
+        self._login = login
         self._tell = tell
         self._telling = blocked.Telling()
         #: Seconds of the longest wait at the last look; 0.0: nothing waited.
@@ -39,8 +40,8 @@ class PublisherWaits:
         """Look until cancelled."""
         while True:
             await asyncio.sleep(_CHECK_S)
-            dsn = self._dsn()
-            pids = slot.without_answer(dsn, BLOCKED_S)
+            login = self._login()
+            pids = slot.without_answer(login, BLOCKED_S)
             if not pids:
                 self.longest_s = 0.0
                 continue
@@ -48,7 +49,7 @@ class PublisherWaits:
             with suppress(ParapplyError, TimeoutError):
                 async with (
                     asyncio.timeout(BLOCKED_S),
-                    await slot.connect(dsn, application_name="parapply waits") as conn,
+                    await slot.connect(login, application_name="parapply waits") as conn,
                 ):
                     with slot.source_errors("asking who blocks a session"):
                         found = await blocked.look(conn, pids=pids)
@@ -58,9 +59,9 @@ class PublisherWaits:
 
 
 @asynccontextmanager
-async def looked_after(dsn: str, tell: Callable[[BlockedSession], None]) -> AsyncIterator[None]:
+async def looked_after(login: Login, tell: Callable[[BlockedSession], None]) -> AsyncIterator[None]:
     """Look after the sessions of one publisher while the block runs."""
-    task = asyncio.create_task(PublisherWaits(lambda: dsn, tell).run(), name="publisher-waits")
+    task = asyncio.create_task(PublisherWaits(lambda: login, tell).run(), name="publisher-waits")
     try:
         yield
     finally:

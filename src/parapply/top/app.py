@@ -90,6 +90,6 @@ class Top(App[None]):
     def _show(self) -> None:
         shown = self.query_one("#screen", Static)
         size = self.size
-        # A reading that was under way when the key came must not hide that the screen is paused.
+        # A reading that was under way when the key was pressed must not hide that the screen is paused.
         notice = "paused" if self._is_paused else self._notice
         shown.update(screen(self._history, size.width - 2, size.height - 1, self._order, notice))

@@ -9,11 +9,11 @@ from parapply.vocabulary import WorkerState
 
 #: Seconds that rates are taken over: the daemon writes its counts about once a second.
 _WINDOW_S: Final = 10.0
-#: Seconds below which they say little: one of the daemon's writes more or less is too much of them.
+#: Shorter spans say little, because one write of the daemon more or less is too large a part of them.
 _SHORT_S: Final = 2.0
 #: Readings from which a worker's busy share is taken.
 _BUSY_LOOKS: Final = 30
-#: Readings that a course over time has room for, one a second.
+#: Readings that are kept for the course over time, one a second.
 _COURSE: Final = 600
 
 
@@ -62,7 +62,7 @@ class ReadingHistory:
 
         Args:
             report: of `StateReader.read`.
-            at_s: when, by any clock that only goes forwards.
+            at_s: its time, by any clock that only goes forwards.
         """
         if report["started_at"] != self._run:
             # Another epoch of the daemon: some of its counts begin again.
@@ -88,22 +88,22 @@ class ReadingHistory:
         return max(0, last.transactions - first.transactions) / self._span_s(first.counted_s, last.counted_s)
 
     def _span_s(self, first_s: float, last_s: float) -> float:
-        """Return the time between two writes of the daemon; not more than between our readings, after long silence."""
+        """Return the seconds between two writes of the daemon; after a long silence, the ones between our readings."""
         looked_s = max(self._counts[-1].at_s - self._counts[0].at_s, 1e-3)
         written_s = last_s - first_s
         return written_s if 0 < written_s < looked_s + _SHORT_S else looked_s
 
     def busy(self, worker: int) -> float:
-        """Return the share of readings at which a worker had something to do, from 0 to 1."""
+        """Return the share of readings at which a worker was busy, from 0 to 1."""
         states = [states[worker] for states in self._states if worker in states]
         return sum([state != WorkerState.IDLE for state in states]) / len(states) if states else 0.0
 
     def states(self) -> Counter[str]:
-        """Return how many workers are in which state."""
+        """Return the number of workers in each state."""
         return Counter([one["state"] for one in self.report["workers"]])
 
     def tables(self, order: str = "rows") -> list[TableRate]:
-        """Return all tables, those with the most of `order` (rows, waits or name) first."""
+        """Return all tables, the ones with the highest `order` (rows or waits) or by name first."""
         first, last = self._counts[0].tables, self._counts[-1].tables
         rates = [self._rate(name, first.get(name, now), now) for name, now in last.items()]
         if order == "name":
@@ -132,7 +132,7 @@ class ReadingHistory:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the last reading with what all of them say, for programs."""
+        """Return the last reading, with the figures taken from all readings, for programs."""
         return {
             **self.report,
             "transactions_s": round(self.transactions_s, 3),

@@ -1,4 +1,4 @@
-"""The screen: what a history says, on as many columns and lines as there are. 80 by 24 is enough."""
+"""The screen: a history laid out on the available columns and lines. 80 by 24 is enough."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from parapply.top.history import ReadingHistory, TableRate
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
-#: Columns of a course over time, at 80 columns of screen; what is wider goes to it.
+#: Columns of a course over time, at 80 columns of screen; a wider screen gives it the rest.
 _COURSE: Final = 34
 #: Colours by state; the words are shown also without them.
 _STYLES: Final = {
@@ -35,20 +35,21 @@ _STYLES: Final = {
     DaemonState.RUNNING: "bold green",
     DaemonState.RECONNECTING: "bold yellow",
     DaemonState.STOPPED: "bold red",
+    DaemonState.LOST: "bold red",
 }
 #: Lanes in few letters; "alone" is one batch at a time, "ins sets" only inserts as sets.
 _LANES: Final = {"set-based": "sets", "row by row": "rows"}
 #: Kinds of dependencies in few letters.
 _KINDS: Final[dict[str, str]] = {WaitKind.FOREIGN_KEY: "parent"}
-#: Lines besides the head's, the workers', the tables' and the rare ones: one more of the head, two blank, two headings.
+#: Lines besides the head, the workers, the tables and the rare ones: one more of the head, two blank, two headings.
 _OTHER_LINES: Final = 5
 _FEW_TABLES: Final = 3
 _NOTICE_LINES: Final = 4
 _LIMIT_LINES: Final = 3
-#: Sorts of changes, whose rates are shown where names of so many columns have room beside them.
+#: Kinds of changes. Their rates are shown where a name of this width has room beside them.
 _SORTS: Final = ("ins", "upd", "del")
 _NAME_COLUMNS: Final = 16
-#: Lines of a screen from which on the limit has more than one.
+#: Lines of a screen from which on the limit takes more than one.
 _TALL: Final = 22
 #: Columns of a worker's line before what it waits for.
 _BEFORE_WAITS: Final = 28
@@ -77,7 +78,7 @@ def screen(history: ReadingHistory, width: int, height: int, order: str, notice:
     if height:
         left = height - len(head) - len(seldom) - _OTHER_LINES
         if len(workers) + len(tables) > left:
-            # Few tables are hot, and every worker may wait for something: those have the larger part.
+            # Few tables are hot, but every worker may wait for something, so the workers have the larger part.
             workers = workers[: max(left - min(len(tables), max(_FEW_TABLES, left // 3)), 1)]
             left -= n_workers > len(workers)
             tables = tables[: max(left - len(workers), 1)]
@@ -120,7 +121,7 @@ def _head(history: ReadingHistory, width: int, limit_lines: int) -> list[Rendera
 
 
 def _courses(history: ReadingHistory, room: int) -> Table:
-    """Return lag and rate as they are, and over time in some columns."""
+    """Return the current lag and rate, and their courses over time in some columns."""
     report, lag, rows = history.report, history.lag_s, history.rows_s
     table = Table.grid(padding=(0, 1), expand=False)
     for justify, columns in (("left", 4), ("right", 9), ("right", 10), ("left", room), ("left", None)):
@@ -141,7 +142,7 @@ def _per_second(rate: float) -> str:
 
 
 def _positions(report: dict[str, Any]) -> Text:
-    """Return the position up to which all is applied; or that the publisher's position is not known."""
+    """Return the position up to which everything is applied, or a note that the publisher's position is not known."""
     upto = Text.assemble(
         ("complete up to ", "dim"), report["lowest_remote_lsn"], ("  newest ", "dim"), report["highest_remote_lsn"],
         ("  order ", "dim"), report["commit_order"], ("  reads ", "dim"), report["reading"].partition(":")[0],
@@ -201,7 +202,7 @@ def _table_columns(sorts: Sequence[str]) -> list[tuple[str, Any, int | None]]:
 
 
 def _room(width: int, columns: Sequence[tuple[str, Any, int | None]]) -> int:
-    """Return how many columns of the screen are left for a name."""
+    """Return the number of columns of the screen that are left for a name."""
     return width - sum([n_columns + 2 for _, _, n_columns in columns if n_columns]) - 2
 
 
@@ -212,7 +213,7 @@ def _applied(table: TableRate) -> str:
 
 
 def _seldom(report: dict[str, Any]) -> list[RenderableType]:
-    """Return lines that only appear at times, such as a cut-over."""
+    """Return lines that appear only at times, such as the line of a cut-over."""
     lines = []
     for end, found in (("source", report["source"].get("blocked", ())), ("target", report["blocked"])):
         # The holder first, because the end of a line may be cut.
@@ -256,7 +257,7 @@ def _most(values: Sequence[float], room: int, text: Any) -> str:  # noqa: ANN401
 
 
 def _rate(rate: float) -> str:
-    """Return a rate in five characters at most, nothing for none."""
+    """Return a rate in at most five characters; empty if it is 0."""
     if rate < 10:
         return f"{rate:.1f}" if rate else ""
     for limit, per, unit in ((10_000, 1, ""), (1_000_000, 1e3, "k")):

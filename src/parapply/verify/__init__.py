@@ -1,1 +1,1 @@
-"""Are both sides equal? Compared at one LSN while both are in use. Not needed by the daemon."""
+"""Comparison of both sides at one LSN, while both are in use. The daemon does not need it."""

@@ -1,15 +1,15 @@
 """Equality of two tables, as SQL that both ends answer alike. Every engine uses this and nothing else.
 
-- The text of a row is `ROW(...)::text` of the published columns, by name, in sessions that print alike: a NULL is no
-  empty text, and no separator can be mistaken for a value. The text of its key is the same of the key's columns;
+- The text of a row is `ROW(...)::text` of the published columns, by name, in sessions that print alike: a NULL is not
+  an empty text, and no separator can be mistaken for a value. The text of its key is the same of the key's columns;
   without a key it is the text of the row.
-- The hash of a text is `hashtextextended`: 64 bits, the same in all versions of PostgreSQL on machines of a byte order.
+- The hash of a text is `hashtextextended`: 64 bits, the same in all versions of PostgreSQL with one byte order.
 - Rows are divided into ranges, numbered from 0. Where the key's first column is of a type that every server sorts
   alike, a range lies between two values of it, so that the rows of one range are found by the key's index.
   Where it is not (two databases may sort text differently), or there is no key, a range is a slice of the keys by the
   hash of their text; their number is a power of two. A small table is one range.
 - Two tables are equal if in every range both have the same number of rows and the same sum of the rows' hashes. Where
-  they differ, key by key and hash by hash says which rows do.
+  they differ, a comparison of keys and hashes shows the rows.
 
 In: plain values. Out: SQL. Source: PostgreSQL manual, "Row Constructors", "Composite Types".
 """
@@ -40,7 +40,7 @@ READ_PAGES = 8192
 #: Seeds of the hashes: a row without a key has one text for both.
 _ROW_SEED, _KEY_SEED = 0, 1
 
-#: Everything that changes how a value prints; of sessions that are not pinned anyway.
+#: Settings that change how a value prints, for sessions that are not pinned anyway.
 SESSION_SETTINGS = (
     "SET TimeZone = 'UTC'; SET DateStyle = 'ISO, YMD'; SET IntervalStyle = 'postgres'; SET extra_float_digits = 3;"
     " SET bytea_output = 'hex'; SET lc_monetary = 'C'; SET xmloption = 'content'; SET search_path = pg_catalog"

@@ -75,10 +75,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     source_rows: int
     target_rows: int
     found: tuple[Difference, ...]
-    is_cut: bool  # there are more than were asked for
+    is_cut: bool  # more rows differ than were asked for
     sampled: tuple[int, ...] = ()  # the ranges that were compared, and have these rows; empty: all
-    equal_at: int | None = None  # not compared now: at this LSN it was equal, and the figures are of then
-    seconds: float = 0.0  # that it took
+    equal_at: int | None = None  # not compared now: it was equal at this LSN, and the figures are from then
+    seconds: float = 0.0  # that the comparison took
     statements: tuple[str, ...] = ()
 
     @property
@@ -101,7 +101,7 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_equal(self) -> bool:
-        """Return whether no row differs of those that were compared."""
+        """Return whether no compared row differs."""
         return all(verdict.is_equal for verdict in self.verdicts)
 
 
@@ -109,14 +109,14 @@ class VerifyAgain:
     """The second look at tables that were compared a moment ago and were equal."""
 
     def __init__(self, earlier: VerifyResult, budget_s: float) -> None:
-        """Keep them; tables that are not expected to fit into the budget stay as they were then."""
+        """Keep them; tables that are not expected to fit into the budget keep their earlier verdict."""
         self.earlier = earlier
         self.budget_s = budget_s
         pairs = zip(earlier.tables, earlier.verdicts, strict=True)
         self._then = {one.published.oid: (one, verdict) for one, verdict in pairs}
 
     def then(self, table: PublishedTable) -> tuple[Compared, Verdict] | None:
-        """Return what was found of a table then, None if it was not there or is another one by now."""
+        """Return the earlier verdict on a table; None if it did not exist, or is another table by now."""
         found = self._then.get(table.oid)
         if found is None:
             return None
@@ -166,7 +166,7 @@ async def comparison(config: Config, options: VerifyOptions, again: VerifyAgain 
 
 
 def say_all(found: VerifyResult) -> None:
-    """Print what was found in one line."""
+    """Print the result in one line."""
     _print(VerifyOptions(), found.verdicts, found.taken)
 
 
@@ -192,10 +192,10 @@ class _Both:
 
     async def open_source(self, standing_lsn: int) -> int:
         """Open the sessions on the publisher while the daemon is paused; return the LSN that they see."""
-        dsn = self._config.source.dsn.get_secret_value()
+        login = self._config.source.login
         try:
             async with asyncio.timeout(self._options.max_pause_s):
-                snapshot: SourceSnapshot = await self._stack.enter_async_context(source_snapshots.exported(dsn, None))
+                snapshot: SourceSnapshot = await self._stack.enter_async_context(source_snapshots.exported(login, None))
         except TimeoutError as error:
             raise ParapplyError(
                 f"the publisher gave no snapshot in {self._options.max_pause_s:g} s: transactions run there, or are"
@@ -205,7 +205,7 @@ class _Both:
         assert snapshot.lsn >= standing_lsn, "the publisher's WAL goes forward"
         name = f"parapply verify {self._config.source.slot}"
         for _ in range(self._options.connections):
-            session = await source_snapshots.open_reader(dsn, name, snapshot)
+            session = await source_snapshots.open_reader(login, name, snapshot)
             reader = await self._stack.enter_async_context(session)
             with slot.source_errors("comparing"):
                 await reader.execute(BEFORE_TABLES)
@@ -216,11 +216,11 @@ class _Both:
         target = [await self._open_target(taken) for _ in range(self._options.connections)]
         ends = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
         types = await on_target.column_types(target[0], [table.here() for table in tables])
-        leaves = await _target_leaves(target[0], tables)
+        leaves = await target_leaves(target[0], tables)
         compared = []
         for table in tables:
             compared.append(await self._compared(table, leaves[table.oid], types[table.here().full_name]))
-            # A large table's ranges were looked for.
+            # The search for a large table's ranges has locked it.
             await ends[0].done(compared[-1])
         with Bar("comparing", has_bytes=False) as bar:
             whole = [table for table in compared if not self._sample(table)]
@@ -240,9 +240,9 @@ class _Both:
     async def _side_by_side(
         self, compared: Sequence[Compared], target: Sequence[settings.Connection], bar: Bar
     ) -> list[Verdict]:
-        """Compare as many tables at once as there are sessions, and those with many pages to read by all sessions.
+        """Compare as many tables at once as sessions exist, and tables with many pages to read by all sessions.
 
-        Of tables that were compared before, those come first that took the least time then, as long as there is some.
+        Of the tables compared before, the ones that took the least time come first, as long as time is left.
         """
         again, began_s = self._again, time.monotonic()
         found: dict[int, Verdict] = {}
@@ -295,12 +295,7 @@ class _Both:
     ) -> Compared:
         if (then := self._then(table)) is not None:
             return Compared(published=table, target_leaves=tuple(leaves), ranges=then[0].ranges)
-        rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
-        ranges = canonical.Ranges(count=canonical.n_ranges(rows))
-        type_name = canonical.ordered_type(table, target_types)
-        if ranges.count > 1 and type_name:
-            ranges = await ranges_of(self._source[0], table, type_name, ranges.count)
-        return Compared(published=table, target_leaves=tuple(leaves), ranges=ranges)
+        return await compared_of(self._source[0], table, leaves, target_types)
 
     def _then(self, table: PublishedTable) -> tuple[Compared, Verdict] | None:
         return self._again.then(table) if self._again is not None else None
@@ -354,8 +349,34 @@ class _Both:
         )
 
 
-async def _target_leaves(target: settings.Connection, tables: Sequence[PublishedTable]) -> dict[int, list[Leaf]]:
-    """Return the target's relations of each table, by its OID on the publisher."""
+async def compared_of(
+    source: slot.Connection, table: PublishedTable, leaves: Sequence[Leaf], target_types: Mapping[str, int]
+) -> Compared:
+    """Return how a table is compared.
+
+    Args:
+        source: session on the publisher that sees the snapshot.
+        table: as published.
+        leaves: its relations on the target.
+        target_types: OIDs of its columns' types there.
+
+    Raises:
+        SourceRefused, SourceLost: a sample could not be read.
+    """
+    rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
+    ranges = canonical.Ranges(count=canonical.n_ranges(rows))
+    type_name = canonical.ordered_type(table, target_types)
+    if ranges.count > 1 and type_name:
+        ranges = await ranges_of(source, table, type_name, ranges.count)
+    return Compared(published=table, target_leaves=tuple(leaves), ranges=ranges)
+
+
+async def target_leaves(target: settings.Connection, tables: Sequence[PublishedTable]) -> dict[int, list[Leaf]]:
+    """Return the target's relations of each table, by its OID on the publisher.
+
+    Raises:
+        TargetRefused, TargetLost: they could not be read.
+    """
     query = sql.SQL(
         "SELECT w.name::pg_catalog.regclass::oid::bigint"
         " FROM unnest($1::text[]) WITH ORDINALITY AS w(name, number) ORDER BY w.number"
@@ -389,18 +410,24 @@ def _line(verdict: Verdict) -> str:
 
 def _print(options: VerifyOptions, verdicts: Sequence[Verdict], taken: Snapshot) -> None:
     if options.as_json:
-        click.echo(json.dumps(_document(verdicts, taken), indent=2))
+        click.echo(json.dumps(document(verdicts, taken), indent=2))
         return
+    click.echo(said(verdicts, taken))
+
+
+def said(verdicts: Sequence[Verdict], taken: Snapshot) -> str:
+    """Return what was found in one line."""
     different = sum(not verdict.is_equal for verdict in verdicts)
-    said = f"{different} of {len(verdicts)} tables differ" if different else f"all {len(verdicts)} tables are equal"
+    words = f"{different} of {len(verdicts)} tables differ" if different else f"all {len(verdicts)} tables are equal"
     if sampled := sum(verdict.is_sampled for verdict in verdicts):
-        said += f" (of {sampled} only a sample)"
+        words += f" (of {sampled} only a sample)"
     if left := sum(verdict.equal_at is not None for verdict in verdicts):
-        said += f", {left} of them as of before"
-    click.echo(f"{said} at {format_lsn(taken.at_lsn)} (the daemon stood still for {taken.pause_s * 1000:.0f} ms)")
+        words += f", {left} of them as of before"
+    return f"{words} at {format_lsn(taken.at_lsn)} (the daemon stood still for {taken.pause_s * 1000:.0f} ms)"
 
 
-def _document(verdicts: Sequence[Verdict], taken: Snapshot) -> dict[str, object]:
+def document(verdicts: Sequence[Verdict], taken: Snapshot) -> dict[str, object]:
+    """Return what was found, as JSON has it."""
     return {
         "at_lsn": format_lsn(taken.at_lsn),
         "pause_s": round(taken.pause_s, 6),

@@ -61,7 +61,7 @@ def differences(source: Iterable[tuple[Key, int]], target: Iterable[tuple[Key, i
 
 
 def _order(key: Key) -> tuple[tuple[bool, int, str], ...]:
-    """Return what keys are sorted by: numbers before other texts and by their size, as far as that is easily told."""
+    """Return the sort key: numbers before other texts and by their size, as far as that is easy to decide."""
     return tuple(
         (
             value is None,

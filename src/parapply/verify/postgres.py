@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: Run in a session that compares, before it reads.
 BEFORE_TABLES: Final = "SAVEPOINT before_tables"
 GO_BACK: Final = "ROLLBACK TO SAVEPOINT before_tables"
-#: Relations, and their indexes besides.
+#: Relations that are kept locked at most, with their indexes besides.
 _MOST_LOCKED: Final = 100
 
 Session: TypeAlias = "psycopg.AsyncConnection[tuple[Any, ...]]"
@@ -106,13 +106,13 @@ class VerifyEnd:
         return collected
 
     async def done(self, table: Compared) -> None:
-        """Take notice that a table is compared; now and then unlock those that are.
+        """Note that a table is compared, and unlock compared tables now and then.
 
         A transaction keeps each relation that it has read locked, and shared memory has room for a few thousand.
         Relations locked after a savepoint are unlocked by going back to it (manual, SAVEPOINT and "Explicit Locking").
 
         Raises:
-            SourceLost, SourceRefused, TargetLost, TargetRefused: a session could not.
+            SourceLost, SourceRefused, TargetLost, TargetRefused: a session failed.
         """
         self._n_locked += len(self._leaves(table))
         if self._n_locked >= _MOST_LOCKED:

@@ -1,7 +1,7 @@
-"""Where the ranges of a table begin: values of the key's first column out of a sample of the publisher's pages.
+"""Bounds of the ranges of a table: values of the key's first column out of a sample of the publisher's pages.
 
-In: a session on the publisher that sees the snapshot. Out: `Ranges`. A bad sample makes ranges of unequal size, and
-nothing wrong: both ends number the rows by the same values.
+In: a session on the publisher that sees the snapshot. Out: `Ranges`. A bad sample makes ranges of unequal size, but
+no wrong result, because both ends number the rows by the same values.
 
 Source: PostgreSQL manual, "TABLESAMPLE", "width_bucket".
 """
@@ -34,7 +34,7 @@ def drawn(chosen: random.Random, n_ranges: int, n_wanted: int, read: Sequence[in
 
 
 async def ranges_of(source: Connection, table: PublishedTable, type_name: str, count: int) -> Ranges:
-    """Return about `count` ranges of the key's first column; hash slices if too few values of it are different.
+    """Return about `count` ranges of the key's first column; hash slices if too few of its values differ.
 
     Raises:
         SourceRefused, SourceLost: the sample could not be read.

@@ -80,7 +80,7 @@ def _matches(columns: Sequence[str], key: Key) -> sql.Composed:
 
 
 def _alone(name: Name, leaves: Sequence[Leaf]) -> sql.Composed:
-    """Return what means a table without those that inherit from it: their rows are not its own."""
+    """Return the expression for a table without its children, because their rows are not its own."""
     is_leaf = name in {(leaf.schema, leaf.name) for leaf in leaves}
     return sql.SQL("ONLY {}" if is_leaf else "{}").format(sql.Identifier(*name))
 

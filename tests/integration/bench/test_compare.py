@@ -1,4 +1,4 @@
-"""What the benchmark takes for equal."""
+"""Tables that the benchmark takes for equal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_comparison_sees_rows_and_nothing_else(source_db: Database, target_d
     target_db.execute(f"INSERT INTO {name} VALUES (NULL, NULL), ('y', 2), ('y', 2), ('x', 1)")
     target_db.execute(f"ALTER DATABASE {target_db.dbname} SET timezone = 'Asia/Kathmandu'")
     assert equal_tables(source_db, target_db) == [True, True]
-    # As many rows as before: the checksum alone tells.
+    # As many rows as before: only the checksum differs.
     target_db.execute(f"UPDATE {name} SET t = 'x', \"whole row\" = 1 WHERE ctid = '(0,2)'")
     assert equal_tables(source_db, target_db) == [False, True]
     source_db.execute("INSERT INTO other VALUES (1)")

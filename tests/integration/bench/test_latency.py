@@ -38,7 +38,7 @@ def stage() -> Iterator[Stage]:
 def turns(stage: Stage) -> list[LatencyTurn]:
     """The turns of a tiny run.
 
-    What it loads with all that the publisher takes is less here: not how much it is, but that half of it comes.
+    The load of all that the publisher takes is smaller here: the test is not its size, but that half of it comes.
     """
     told: list[LatencyTurn] = []
     with pytest.MonkeyPatch.context() as patch:

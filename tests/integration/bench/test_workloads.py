@@ -40,13 +40,13 @@ LARGE_ROWS = 1000
 # Of `unique-taken`, which frees fifty codes before it gives one away.
 TURNS = 400
 
-# What the slot holds: the first byte of a message is its kind.
+# Messages in the slot: the first byte of a message is its kind.
 MESSAGES = """SELECT count(*) FILTER (WHERE kind = ascii('C')),
         count(*) FILTER (WHERE kind IN (ascii('I'), ascii('U'), ascii('D')))
     FROM (SELECT get_byte(data, 0) AS kind FROM pg_logical_slot_peek_binary_changes(
         'check', NULL, NULL, 'proto_version', '1', 'publication_names', 'bank')) AS m"""
 
-#: What must be there after a load, each a query that is true.
+#: Results of a load, each a query that must be true.
 PROOFS = {
     "simple-update": {"history was made": f"SELECT count(*) = {FEW} FROM pgbench_history"},
     "tpcb": {"branches were updated": "SELECT sum(bbalance) <> 0 FROM pgbench_branches"},
@@ -141,7 +141,7 @@ PROOFS = {
     },
     "trigger-always": {
         "updates that the trigger saw": f"SELECT sum(price) = {FEW} AND sum(total) = 2 * {FEW} FROM articles",
-        "on the target, too": "SELECT tgenabled = 'A' FROM pg_trigger WHERE tgname = 'set_total'",
+        "also on the target": "SELECT tgenabled = 'A' FROM pg_trigger WHERE tgname = 'set_total'",
     },
     "partitions-leaf": {
         "rows came and were updated": f"SELECT count(*) = 10000 + {FEW} AND sum(amount) = {FEW} FROM readings",
@@ -179,8 +179,8 @@ PROOFS = {
 pytestmark = pytest.mark.slow
 
 
-#: Those that the bulk statements are tried with, so that the subscriber has their tables, too: four tables, one of them
-#: without a primary key; rows that come, change and go; children that are inserted before their parents.
+#: Loads that the bulk statements are tried with, so that the subscriber also has their tables: four tables, one of
+#: them without a primary key; rows that come, change and go; children that are inserted before their parents.
 BULK = ("simple-update", "queue", "family")
 
 
@@ -198,8 +198,8 @@ class Loaded(NamedTuple):
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
     """Two servers of version 18, as the benchmark has them."""
-    # What a machine that fails would need is not tested, nothing lives long enough for a vacuum, and plans are lookups,
-    # however little ANALYZE has read.
+    # Protection against a crash of the machine is not tested, nothing lives long enough for a vacuum, and plans are
+    # lookups, however little ANALYZE has read.
     settings: dict[str, Setting] = {
         "fsync": "off", "full_page_writes": "off", "autovacuum": "off", "default_statistics_target": 1,
     }  # fmt: skip
@@ -243,7 +243,7 @@ class _Publisher:
         database = self._kept.setdefault(dbname, Database(dbname=dbname, server=self._server))
         rows = database.execute(query, params)
         if dbname == BANK:
-            # What it changed counts at once, as that of a session that has ended.
+            # Its changes count at once, like the changes of a session that has ended.
             database.execute("SELECT pg_stat_force_next_flush()")
         return rows
 
@@ -268,7 +268,7 @@ def options(name: str) -> Options:
 
 @pytest.mark.parametrize("loaded", PROOFS, indirect=True)
 def test_a_load_is_what_it_says(loaded: Loaded) -> None:
-    """Every transaction is one that changes rows, they are counted right, and each kind of change promised is there."""
+    """Every transaction changes rows, transactions are counted correctly, and each promised kind of change occurs."""
     ((commits, changes),) = loaded.stage.source.execute(MESSAGES, dbname=BANK)
     # The two marks beside the load.
     assert (commits, changes) == (loaded.backlog.transactions + 2, loaded.backlog.changes + 2)
@@ -279,7 +279,7 @@ def test_a_load_is_what_it_says(loaded: Loaded) -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="needs two cores")
 @pytest.mark.parametrize("alone", ALONE)
 def test_a_server_alone_has_the_first_core(stage: Stage, alone: Alone) -> None:
-    """Its old and new processes are there, and nothing else is: neither the other server nor what is started by us."""
+    """Its old and new processes run there, and nothing else does: neither the other server nor the test's processes."""
     every = os.sched_getaffinity(0)
     first = {min(every)}
     source, target = stage.source, stage.target
@@ -312,7 +312,7 @@ def test_without_pglogical_one_line_says_what_to_install(stage: Stage) -> None:
 
 @pytest.mark.parametrize("loaded", ["inserts"], indirect=True)
 def test_the_query_reads_what_the_slot_holds(loaded: Loaded) -> None:
-    """What counts as read by query is every message of the backlog, Begin and Commit too; the slot still holds them."""
+    """All messages of the backlog count as read by query, including Begin and Commit; the slot still holds them."""
     query = query_sql("check", start_options(180000, [PUBLICATION], "any"))
     with psycopg.connect(loaded.stage.source.dsn(BANK)) as reader, reader.cursor().copy(query) as copy:
         copy.set_types(["pg_lsn", "xid", "bytea"])

@@ -39,7 +39,7 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What runs the commands of the benchmark but `run`."""
+    """A program that runs the commands of the benchmark except `run`."""
     path = tmp_path_factory.mktemp("program") / "python"
     with closing(WarmProgram(path)):
         yield path
@@ -113,7 +113,7 @@ def test_the_document_is_all_of_standard_output(run: Run) -> None:
 
 
 def test_copies_in_turn(run: Run) -> None:
-    """The tables are equal after every copy, whoever made it; time and CPU are in the document."""
+    """The tables are equal after every copy, by either system; time and CPU are in the document."""
     done = run("--copy", "--shape=wide", "--rounds=1", "--scale=1", "--workers=2", "--no-save", "--json")
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["results"]

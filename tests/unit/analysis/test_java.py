@@ -1,4 +1,4 @@
-"""Which Java Spark gets: the first that is new enough, and one line where there is none."""
+"""Choice of Java for Spark: the first that is new enough, and one line where none is found."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_processors_that_are_not_counted_are_learned_from_what_ran_beside() -> N
 
 
 def test_what_a_log_does_not_say_widens_the_interval() -> None:
-    """Where all batches ran beside three others, nothing tells a full processor from a slow one: both are within."""
+    """Where all batches ran beside three others, a full processor and a slow one look the same: both are within."""
     recorded = _waves(160, 4, 0.1)
     found = Log(recorded, _seconds(4, 4, samples=4, on_cpu=4))
     eight = _of(found, 8)
@@ -161,7 +161,7 @@ def test_late_rows_follow_in_the_turn() -> None:
 
 
 def test_batches_of_one_size_do_not_tell_what_one_takes_for_itself() -> None:
-    """Some seconds more or less in a few of them are chance; small batches next to large ones do tell."""
+    """A few seconds more or less in some of them are chance; small batches next to large ones do show it."""
     alike = [(199 + seq % 2, 0.02 + 0.01 * (seq % 2)) for seq in range(60)]
     assert line_of_sizes(alike) == pytest.approx((0.0, 0.025 / 199.5), rel=0.01)
     apart = [(changes, 0.005 + 1e-4 * changes) for changes in (100, 500, 1000) * 20]

@@ -1,1 +1,1 @@
-"""What the benchmark computes and shows, without a server."""
+"""Figures and displays of the benchmark, without a server."""

@@ -1,4 +1,4 @@
-"""What is counted of one turn: batches, repetitions and waits, from the apply log and the daemon's own."""
+"""Counts of one turn: batches, repetitions and waits, from the apply log and the daemon's own."""
 
 from __future__ import annotations
 

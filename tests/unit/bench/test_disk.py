@@ -1,4 +1,4 @@
-"""The slow disk: a process with its library waits in page reads and flushes, as long as it is told to and no longer."""
+"""The slow disk: a process with its library waits in page reads and flushes, as long as it is set to and no longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark makes of its turns: medians and ratios, documents, the plot, and what its options ask for."""
+"""Results of the benchmark's turns: medians and ratios, documents, the plot; and the meaning of its options."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_one_turn_that_differs_is_seen() -> None:
 
 
 def test_tables_have_a_line_for_each_runner() -> None:
-    """Everybody is in the tables of time and cost; only who keeps an apply log is in that of batches."""
+    """The tables of time and cost have every runner, the table of batches only runners that keep an apply log."""
     every = measured().figures
     assert [table.row_count for table in (time_table(every), cost_table(every), applied_table(turns()))] == [5, 5, 0]
 
@@ -162,7 +162,7 @@ def test_a_plot_is_small_and_says_what_the_table_says(tmp_path: Path) -> None:
 
 
 def test_every_workload_has_its_scripts() -> None:
-    """A workload of our own has its scripts, and there is no script of nobody."""
+    """A workload of our own has its scripts, and each script has its workload."""
     scripts = ROOT / "bench" / "scripts"
     wanted = {
         f"{workload.stem}.{part}.sql"
@@ -174,7 +174,7 @@ def test_every_workload_has_its_scripts() -> None:
 
 
 def test_runners_are_everybody_once() -> None:
-    """Each system and each parapply is there once; the bulk statement only where it can do the workload."""
+    """Each system and each parapply comes once; the bulk statement only where it can do the workload."""
     options = Options(
         large_rows=1, systems=(*SYSTEMS, "built-in"), orders=("preserve", "relaxed", "preserve"), workers=(1, 4),
         delays_s=(0.0, 0.0025), settings=("apply.max_batch_changes=1",),
@@ -224,7 +224,7 @@ def test_latency_takes_those_who_apply() -> None:
               ["--live", "--disk-read-us=1"]],
 )  # fmt: skip
 def test_wrong_options_are_usage_errors(words: list[str]) -> None:
-    """What cannot be measured is refused with exit code 2 before anything starts."""
+    """Options that cannot be measured are refused with exit code 2 before anything starts."""
     done = CliRunner().invoke(bench, words)
     assert done.exit_code == 2
     assert "Error: " in done.output

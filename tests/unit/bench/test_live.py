@@ -1,4 +1,4 @@
-"""What `parapply bench --live` makes of its turns: figures, tables, documents, a plot; and of its options: systems."""
+"""Results of `parapply bench --live`: figures, tables, documents, a plot; and the systems that its options select."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What real processes use is told as the kernel counts it."""
+"""Usage of real processes is reported as the kernel counts it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_peak_memory_is_remembered() -> None:
 
 
 def test_cpu_of_a_role_is_the_sum() -> None:
-    """The CPU of a role is that of all its processes together."""
+    """The CPU of a role is the sum over all its processes."""
     with child() as one, child() as other:
         watch = ProcessWatch()
         for process in (one, other):
@@ -103,7 +103,7 @@ def test_private_memory_stands_for_a_server_process(tmp_path: Path) -> None:
 
 
 def test_a_process_that_has_ended_keeps_its_last_sample() -> None:
-    """What was seen last of a process stays when it is gone."""
+    """The last sample of a process stays when it is gone."""
     watch = ProcessWatch()
     with child() as process:
         watch.add("gone", process.pid, from_start=True)

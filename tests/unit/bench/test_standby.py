@@ -1,4 +1,4 @@
-"""What `parapply bench --synchronous` makes of pgbench's reports and of its options."""
+"""Results that `parapply bench --synchronous` takes from pgbench's reports, and its options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_pgbench_says_what_it_made() -> None:
 
 
 def test_each_system_is_measured_with_both_commits_beside_none() -> None:
-    """What reads a slot and applies nothing is no standby."""
+    """A system that reads a slot and applies nothing is no standby."""
     options = standby_options(Options(large_rows=1, systems=("ceiling", "built-in", "parapply"), is_quick=True))
     found = [(one.name, one.sync) for one in options.standbys]
     assert found == [(NO_STANDBY, "off"), ("built-in", "off"), (_OURS, "off"), ("built-in", "on"), (_OURS, "on")]

@@ -1,4 +1,4 @@
-"""What the comparison of predictions with runs says of a cell, what its command refuses, and logs that were kept."""
+"""Comparison of predictions with runs: its verdict on a cell, its command's refusals, and logs that were kept."""
 
 from __future__ import annotations
 

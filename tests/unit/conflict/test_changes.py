@@ -1,4 +1,4 @@
-"""What the history keeps of a change can be read back."""
+"""The history's record of a change can be read back."""
 
 from __future__ import annotations
 

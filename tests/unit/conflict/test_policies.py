@@ -67,7 +67,7 @@ def test_a_policy_that_looks_at_nothing(
 
 
 def test_t41_an_incomplete_row_is_never_inserted() -> None:
-    """Unchanged TOAST was not sent: apply_remote cannot make the row, and stops; a row that is there it can write."""
+    """Unchanged TOAST was not sent: apply_remote cannot make the row, and stops; an existing row it can write."""
     missing = Facing(type=ConflictType.UPDATE_MISSING, is_complete=False)
     assert decide(Policy.APPLY_REMOTE, missing) is Action.STOP
     there = Facing(type=ConflictType.UPDATE_ORIGIN_DIFFERS, is_complete=False)

@@ -1,4 +1,4 @@
-"""Which tables are copied in binary."""
+"""Choice of the tables that are copied in binary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which connection copies what when, and what is said of it where there is no terminal."""
+"""Order of the copy: connection and time of each part, and the messages about it where no terminal is."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_each_connection_has_a_table_of_its_own(tables: dict[Name, list[Part]]) 
 
 @pytest.mark.parametrize("connections", [1, 3, 64])
 def test_every_part_is_given_out_once(tables: dict[Name, list[Part]], connections: int) -> None:
-    """In turns all connections take all parts, each once, and those of one table in their order."""
+    """In turns all connections take all parts, each once, and each table's parts in their order."""
     queue = PartQueue(tables)
     given: list[Part] = []
     idle: set[int] = set()
@@ -63,7 +63,7 @@ def test_every_part_is_given_out_once(tables: dict[Name, list[Part]], connection
 
 
 def test_one_connection_begins_with_the_smallest(tables: dict[Name, list[Part]]) -> None:
-    """What is interrupted then keeps most tables."""
+    """An interrupted copy then keeps most tables."""
     queue = PartQueue(tables)
     order = []
     while (taken := queue.take(1)) is not None:

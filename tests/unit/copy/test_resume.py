@@ -1,4 +1,4 @@
-"""What is left of a relation of which parts are copied."""
+"""Remaining parts of a relation of which parts are copied."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _done(first: int, end: int | None) -> CopiedPart:
     size=st.integers(1, 7),
 )
 def test_every_page_is_in_one_part(cuts: set[int], keep: list[bool], pages: int, size: int) -> None:
-    """Parts that are here and parts that are left hold each page once, those that come later included."""
+    """Parts that are copied and parts that are left hold each page once, including pages that come later."""
     bounds = [0, *sorted(cuts), None]
     all_parts = [_done(first or 0, end) for first, end in itertools.pairwise(bounds)]
     done = [part for part, is_here in zip(all_parts, keep, strict=False) if is_here]

@@ -1,4 +1,4 @@
-"""What is changed in a dump before it is run: statements of its own, never a line within a text of others."""
+"""Changes to a dump before it is run: of whole statements, never of a line within a text of others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMMENT = _entry("SCHEMA public", "COMMENT", f"COMMENT ON SCHEMA public IS '{_S
 
 
 def test_only_the_first_and_the_last_command_of_psql_go() -> None:
-    """Whoever has come to know the key cannot have another line taken out; without a key none is."""
+    """A user who has come to know the key cannot have another line taken out; without a key none is."""
     body = _HEAD + _COMMENT
     assert schema._without_key(f"\\restrict key\n{body}\\unrestrict key\n", "key") == body
     assert schema._without_key(body, "") == body

@@ -7,7 +7,7 @@ from tests.unit.changes_stream import Op, Publisher, assembled, batches
 
 
 def test_a_batch_is_counted_by_table_and_kind() -> None:
-    """What was counted since a point is forgotten when it was rolled back."""
+    """Rows counted since a point are forgotten when it was rolled back."""
     publisher = Publisher()
     wishes = [Op("put", 0, 1), Op("put", 0, 2), Op("commit", 0), Op("delete", 0, 3), Op("update", 0, 1)]
     (batch,) = batches(assembled(publisher.run(wishes)), publisher.plans, [2])

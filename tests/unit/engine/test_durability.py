@@ -1,4 +1,4 @@
-"""What is reported as flushed, when it is written, and when the publisher is left: without a clock."""
+"""LSNs reported as flushed, when they are written, and when the publisher is left: without a clock."""
 
 from __future__ import annotations
 

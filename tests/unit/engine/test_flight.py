@@ -1,4 +1,4 @@
-"""Which batch starts, and what a commit brings about."""
+"""Choice of the batch that starts, and effects of a commit."""
 
 from __future__ import annotations
 

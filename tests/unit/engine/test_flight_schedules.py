@@ -48,7 +48,7 @@ def test_schedules_keep_every_promise(name: str) -> None:
 
 @pytest.mark.parametrize("kept", KEPT, ids=range(len(KEPT)))
 def test_a_schedule_that_failed_once_keeps_every_promise(kept: Kept) -> None:
-    """Its choices are those of the shortest one that failed."""
+    """Its choices are the choices of the shortest one that failed."""
     KINDS[kept.kind].again(kept.parts).run()
 
 

@@ -7,6 +7,7 @@ import math
 from parapply.engine.flight import Flight
 from parapply.engine.intake import AHEAD, BEHIND_S, COLLECT_S, WORTH_A_WORKER, Closing, DueTimes, Hold, Room
 from parapply.engine.job import SetJob
+from parapply.engine.shares import Share
 from parapply.engine.state import EngineState
 from parapply.model import Transaction
 from parapply.plan.batch import Batch
@@ -53,7 +54,7 @@ def test_without_a_backlog_it_closes_at_once_or_waits_for_the_one_under_way() ->
 
 
 def test_with_a_backlog_it_waits_until_nothing_has_come_for_a_while() -> None:
-    """What has come since makes it wait as long again, and so does a hold."""
+    """A change that has come since makes it wait as long again, and so does a hold."""
     closing = _closing(_flight(), is_late=True)
     assert closing.pause_s == COLLECT_S
     after_s = closing.look(Batch(1), 1.0)
@@ -75,17 +76,21 @@ def test_without_an_idle_worker_it_waits_for_a_change() -> None:
         assert _closing(flight, is_late=is_late).look(Batch(1), 0.0) is None
 
 
+def _share(memory_bytes: int) -> Share:
+    return Share(least_workers=1, first_workers=1, most_workers=1, memory_bytes=memory_bytes)
+
+
 def test_room_ends_with_the_queue_and_with_the_memory() -> None:
     """Two batches ahead of the workers; bytes of the open batch count; a single batch may be larger than the limit."""
     flight = _flight(n_running=3)
     flight.state.n_workers = 2
-    room = Room(flight, memory_limit_bytes=1000, fewest_workers=1)
+    room = Room(flight, _share(1000))
     assert room.is_left(699)
     assert not room.is_left(700)
     assert room.is_memory_full(1000)
     flight.state.n_workers = 3 - AHEAD
     assert not room.is_left(0)
-    assert Room(_flight(), memory_limit_bytes=1, fewest_workers=1).is_left(1 << 30)
+    assert Room(_flight(), _share(1)).is_left(1 << 30)
 
 
 def test_a_hold_lets_pass_what_lies_before_it() -> None:

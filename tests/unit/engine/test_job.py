@@ -20,7 +20,7 @@ def test_pauses_double_up_to_their_limits() -> None:
 
 
 def test_times_lie_between_the_points_that_a_job_has_passed() -> None:
-    """What waited for another batch did not wait for a worker."""
+    """A batch that waited for another batch did not wait for a worker."""
     times = SetJob(Batch(1), {}).times
     times.received_s, times.submitted_s, times.freed_s = 1.0, 1.5, 3.0
     times.started_s, times.executed_s, times.turn_s, times.committed_s = 4.0, 6.0, 7.0, 7.5

@@ -56,7 +56,7 @@ def test_batches_that_take_long_are_halved_to_an_eighth_of_the_first_size() -> N
 @pytest.mark.parametrize("took_s", [0.01, 9.0])
 @pytest.mark.parametrize(("n_tables", "is_thin"), [(63, False), (64, True), (1_000, True)])
 def test_thin_batches_may_be_larger_than_others_and_say_nothing(took_s: float, n_tables: int, *, is_thin: bool) -> None:
-    """What takes long is a statement for each table, and half the batch would have nearly as many."""
+    """Most of its time is a statement for each table, and half the batch would have nearly as many."""
     sizing = BatchSizing(Limits(20_000, 20_000, 8 * 1024 * 1024), memory_bytes=_MEMORY_BYTES)
     limits = sizing.limits
     before = sizes(limits)

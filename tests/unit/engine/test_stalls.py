@@ -1,4 +1,4 @@
-"""Who makes room for whom, of which waits people learn, and when a stream is left."""
+"""Stalls: which batch makes room for another, which waits are reported, and when a stream is left."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_worker_that_waits_for_another_batch_for_long_is_wanted_back_in_relaxe
 
 
 def test_rollbacks_in_flight_need_not_wait_for_their_turn() -> None:
-    """What they roll back comes to nothing (T-37)."""
+    """The transactions that they roll back come to nothing (T-37)."""
     stalls, state, _ = _stalls(1)
     message = RollbackPrepared(
         prepare_end_lsn=1, rollback_end_lsn=2, prepare_time_us=0, rollback_time_us=0, xid=7, gid="g"

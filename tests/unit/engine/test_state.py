@@ -1,4 +1,4 @@
-"""What people are shown of the engine's state."""
+"""Display of the engine's state."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from parapply.engine.shares import Share
 from parapply.engine.workers import LoadSample, Scaling, Step
 
 LOOK_S = 0.1
@@ -30,7 +31,8 @@ class Target:
     def __init__(self, speed: Speed, *, waiting: float | None, first: int = FIRST) -> None:
         self.speed = speed
         self.waiting = waiting
-        self.scaling = Scaling(FEWEST, first, MOST)
+        self.share = Share(least_workers=FEWEST, first_workers=first, most_workers=MOST, memory_bytes=0)
+        self.scaling = Scaling(self.share)
         self.n_workers = first
         self.now_s = 100.0
         self.n_changes = 0.0
@@ -152,7 +154,22 @@ def test_what_cannot_be_had_is_not_asked_for_at_once() -> None:
 
 def test_as_many_as_there_may_be() -> None:
     """With the fewest as the most there is nothing to find."""
-    scaling = Scaling(FEWEST, FEWEST, FEWEST)
+    scaling = Scaling(Share(least_workers=FEWEST, first_workers=FEWEST, most_workers=FEWEST, memory_bytes=0))
     for at in range(3000):
         sample = LoadSample(at * LOOK_S, FEWEST, FEWEST, is_pressed=True, waiting=1.0, n_batches=at, n_changes=at)
         assert scaling.look(sample) is None
+
+
+def test_a_share_that_shrinks_takes_workers_away_at_once_and_gives_them_back_by_the_rule() -> None:
+    """Also in the middle of a trial, whose end then asks for no more than the share has."""
+    target = Target(processors(16), waiting=None)
+    target.run(20.0)
+    assert target.n_workers == MOST
+    target.share.most_workers = 3
+    target.run(LOOK_S)
+    assert (target.n_workers, target.steps[-1].reason) == (3, "its share of the fleet's connections")
+    target.run(120.0)
+    assert max([step.n_workers for step in target.steps[-3:]]) <= 3
+    target.share.most_workers = MOST
+    target.run(700.0)
+    assert target.n_workers > 3

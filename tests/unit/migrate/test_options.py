@@ -1,4 +1,4 @@
-"""Which tables a migration means."""
+"""Selection of the tables of a migration."""
 
 from __future__ import annotations
 

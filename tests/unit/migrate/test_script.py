@@ -41,7 +41,7 @@ def test_items_are_grouped_and_ordered() -> None:
 
 
 def test_grants_on_the_servers_own_objects_are_cut_out() -> None:
-    """What stays is the same text, letter by letter; what looks like such a grant within a body or a text stays."""
+    """The rest is the same text, letter by letter; text that looks like such a grant within a body or string stays."""
     body = "GRANT ALL ON FUNCTION pg_catalog.f() TO x;"
     own = _entry("FUNCTION pg_ls_dir(text)", "ACL", 'GRANT ALL ON FUNCTION pg_catalog.pg_ls_dir(text) TO "x;y";')
     before = _HEAD + _entry(
@@ -118,7 +118,7 @@ def test_a_statement_ends_at_its_own_semicolon(text: str) -> None:
 
 @given(st.text(alphabet="a;'\"$\\-\n/*() E", max_size=40))
 def test_no_comment_becomes_a_statement(said: str) -> None:
-    """What an object's comment holds is never run, the form of a dump's own entries included."""
+    """The content of an object's comment is never run, not even in the form of a dump's own entries."""
     evil = said + _entry("evil", "INDEX", "DROP TABLE public.t;") + said
     quoted = evil.replace("'", "''")
     for text in (quoted, quoted.replace("\\", "\\\\")):

@@ -114,7 +114,7 @@ def test_nothing_moves_across_a_serial_transaction() -> None:
 
 
 def test_truncate_is_a_barrier_and_comes_once() -> None:
-    """What came before it is gone and counts all the same; other tables come before it, and nothing runs beside."""
+    """Changes before it are gone and count all the same; other tables come before it, and nothing runs beside."""
     specs = (PLAIN, BY_ROW, PAIR)
     wishes = (Op("put", 0, key=1), Op("truncate", 0, key=1), Op("put", 0, key=1), Op("put", 2, key=1))
     publisher, transactions = _published(*wishes, *wishes, specs=specs)

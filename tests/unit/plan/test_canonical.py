@@ -208,7 +208,7 @@ def test_arrays_of_json(pair: tuple[Array, Array]) -> None:
 
 
 def test_an_element_is_not_two() -> None:
-    """What separates elements may be inside one (trap T-33)."""
+    """The separator of elements may be inside one (trap T-33)."""
     form = canonical.array_of(canonical.unpadded)
     texts = [
         b"{a,b}",

@@ -42,7 +42,7 @@ def starts() -> CopyStarts:
 
 
 def test_changes_before_the_start_are_left_out(starts: CopyStarts) -> None:
-    """What committed before the snapshot is in the copy; other tables' changes of the same transaction stay."""
+    """Transactions committed before the snapshot are in the copy; their changes of other tables stay."""
     found = starts.without_skipped(_transaction(99, _insert(_ONE), _insert(_TWO)))
     assert found.changes == [_insert(_TWO)]
     assert (found.commit_lsn, found.end_lsn, found.xid) == (99, 107, 700)

@@ -34,7 +34,7 @@ def test_rare_failures_do_not_matter() -> None:
 
 
 def test_a_table_loses_what_its_batches_would_have_done_better_without() -> None:
-    """What overtook others goes alone and stays a set; only what needs the source order is applied in it."""
+    """A table that overtook others goes alone and stays a set; only one that needs source order is applied in it."""
     trust = Downgrades()
     assert _fail_until_changed(trust) == 4
     levels = [trust.level]
@@ -71,7 +71,7 @@ def test_a_table_that_stayed_trusted_for_as_long_begins_anew() -> None:
 
 @given(st.lists(st.sampled_from([None, Level.ALONE, Level.IN_ORDER]), max_size=600))
 def test_the_level_says_what_changed(steps: list[Level | None]) -> None:
-    """What is returned tells of every change, and the level goes up by failures, down by time only."""
+    """The result reports every change, and the level goes up by failures, down by time only."""
     trust = Downgrades()
     for wanted in steps:
         before = trust.level

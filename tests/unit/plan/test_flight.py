@@ -1,4 +1,4 @@
-"""Keys in flight: what an earlier batch holds is always named, and what nobody holds hardly ever."""
+"""Keys in flight: a key that an earlier batch holds is always named, and a free one hardly ever."""
 
 from __future__ import annotations
 

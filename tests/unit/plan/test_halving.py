@@ -1,4 +1,4 @@
-"""Which transactions of a failed batch are tried together: all are committed once, in order, with few attempts."""
+"""Parts in which a failed batch is tried: all transactions are committed once, in order, with few attempts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_only_the_smallest_part_that_fails_goes_row_by_row() -> None:
 
 
 def test_a_conflict_costs_attempts_by_the_logarithm_and_is_met_alone() -> None:
-    """What comes before it in the smallest part is committed first, and only the transaction itself is tried alone."""
+    """Transactions before it in the smallest part are committed first, and only it is tried alone."""
     tried = _run(5000, set(), {3210})
     assert [part for part in tried if part.form is Form.ALONE] == [BatchPart(3210, 3211, Form.ALONE)]
     assert len(tried) == 19
@@ -81,7 +81,7 @@ def test_where_the_failure_says_nothing_halves_end_at_single_transactions() -> N
 
 
 def test_one_transaction_is_isolated_as_asked() -> None:
-    """What must be alone splits sets as well: what comes before it stays together, and so does what comes after."""
+    """A transaction that must be alone also splits sets: the ones before it stay together, as do the ones after it."""
     halving = Halving(10)
     halving.isolate(4)
     found = []

@@ -44,7 +44,7 @@ def test_a_refused_relation_is_an_error_at_its_first_change() -> None:
 
 
 def test_a_refused_relation_takes_the_place_of_the_one_before() -> None:
-    """An OID announced anew as something refused is no longer applied as what it was, nor in views of the plans."""
+    """An OID announced again as a refused relation is no longer applied as it was, nor in views of the plans."""
     plans = Plans()
     plan = PLAIN.plan(0)
     renamed = replace(plan.relation, name="renamed")

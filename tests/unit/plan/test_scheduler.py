@@ -1,4 +1,4 @@
-"""Which batch waits for which, and in what order batches start."""
+"""Waits of batches for each other, and the order in which they start."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_other_keys_of_tables_applied_as_sets_are_independent(wishes: list[Op], 
 def test_late_are_the_common_keys_of_what_can_be_split(wishes: list[Op], sizes: list[int]) -> None:
     """A batch waits for all it overlaps, but for keys of tables with one net change a key: those only are late.
 
-    Nothing commits meanwhile, so what counts is every earlier batch.
+    Nothing commits in the test, so every earlier batch counts.
     """
     publisher = Publisher((PLAIN, NUMERIC, UNIQUE, KEYLESS))
     scheduler = Scheduler()
@@ -173,7 +173,7 @@ def test_a_suspect_batch_runs_beside_nothing() -> None:
 
 
 def test_a_key_late_for_a_batch_that_waits_for_its_own_is_late_for_its_followers_too() -> None:
-    """A late key stays held by the batch that puts it off: whoever comes next meets it there, whatever committed."""
+    """A late key stays held by the batch that puts it off: the next batch meets it there, whatever committed."""
     first, second, third = [batch_of(seq, PLAIN.plan(0), b"1", b"%d0" % seq) for seq in (1, 2, 3)]
     scheduler = Scheduler()
     assert scheduler.add(first)

@@ -36,7 +36,7 @@ class _Open:
         self.view.apply_batch(batch, with_late_keys=False)
 
     def do_late_keys(self, committed: Side) -> None:
-        """Go on with what has committed meanwhile in sight, as the next statement under READ COMMITTED does."""
+        """Go on with everything committed since in sight, as the next statement under READ COMMITTED does."""
         if self.batch.is_barrier:
             return
         mine, self._before = self.written(), committed

@@ -165,7 +165,7 @@ def test_an_update_with_its_old_row_is_a_move_if_the_key_differs(
 
 @given(st.sampled_from("IUD"), st.tuples(NUMBERS, TEXTS, TEXTS), st.data())
 def test_a_cut_frame_is_no_row(kind: str, texts: tuple[bytes, bytes | None, bytes | None], data: st.DataObject) -> None:
-    """What the readers refuse, a segment refuses in the same words; nothing of it stays behind."""
+    """A row that the readers refuse, a segment refuses in the same words; nothing of it stays behind."""
     whole = frame(kind, *texts)
     if kind == "U" and data.draw(st.booleans()):
         before = data.draw(st.sampled_from([build.Before(), build.Before(key=cells(texts[0], None, None))]))

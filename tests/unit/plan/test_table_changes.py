@@ -88,7 +88,7 @@ def _net(plan: TablePlan, *frames: bytes) -> tuple[int, Row]:
     ],
 )
 def test_net_effect_of_a_sequence(letters: str, effect: int) -> None:
-    """A delete before an insert stays visible: columns that only the target has start anew."""
+    """A delete before an insert stays visible: columns that only the target has get their defaults again."""
     frames = {"I": _insert("1", "a", "b"), "U": _update("1", "a", "b"), "D": _delete("1", N, N)}
     assert _net(PLAIN.plan(0), *[frames[letter] for letter in letters])[0] == effect
 
@@ -125,7 +125,7 @@ def test_unchanged_values_of_an_update_stay_absent() -> None:
 
 @pytest.mark.parametrize("spec", [PLAIN, KEYLESS], ids=["key", "no key"])
 def test_an_insert_that_lacks_a_value_is_in_no_set(spec: Spec) -> None:
-    """What a row filter made an insert of cannot be made without the values not sent, by no set and with no NULL."""
+    """An insert that a row filter made of an update lacks values: no set can make it, and no NULL replaces them."""
     plan = spec.plan(0)
     cells = [build.text(b"1")] * (len(plan.columns) - 1)
     frame = build.xlog_data(build.insert(build.row(*cells, U)))
@@ -198,7 +198,7 @@ def test_a_swap_through_a_third_key_is_not_netted() -> None:
 
 
 def test_another_plan_starts_another_segment() -> None:
-    """Rows of a relation announced anew have other columns: no statement mixes them; empty segments do not pile up."""
+    """Rows of a relation announced again have other columns: no statement mixes them; empty segments do not pile up."""
     changes = _changes(PLAIN.plan(0), _insert("1", "a", "b"))
     for variant in (1, 0, 1):
         changes.use(PLAIN.plan(variant))

@@ -70,7 +70,7 @@ def test_the_watermark_is_that_of_a_naive_model(low_lsn: int, data: st.DataObjec
 
 
 def test_a_keepalive_proves_nothing_while_a_batch_is_open() -> None:
-    """What the publisher has sent is not what the target has: the low LSN stays (trap T-8)."""
+    """The publisher's position is not the target's: the low LSN stays (trap T-8)."""
     watermark = Watermark(10)
     watermark.open(20)
     assert not watermark.reached(30)

@@ -52,7 +52,7 @@ def test_fixed_keys_exist() -> None:
     ],
 )
 def test_what_is_taken(override: str, needs_epoch: bool) -> None:  # noqa: FBT001
-    """What differs holds from now on, in a new epoch unless it concerns the log alone; said twice it is nothing new."""
+    """Changed settings hold from now on, in a new epoch unless they only concern the log; repeated, nothing changes."""
     reloader = Reloader(_config(), _reader(override))
     assert reloader.reload() is needs_epoch
     assert reloader.config == _config(override)

@@ -90,7 +90,7 @@ def test_ranges_grow_with_what_is_read_before_them(restart_mb: int, range_mb: in
 
 @pytest.mark.parametrize(("left_mb", "range_mb"), [(5, 5), (8, 8), (9, 4), (4, 4), (3, 4)])
 def test_a_range_leaves_no_little_rest(left_mb: int, range_mb: int) -> None:
-    """What would be left for the stream, and was there when the range was asked for, comes with it."""
+    """WAL that would be left for the stream, and existed when the range was asked for, comes with the range."""
     assert LIMITS.next_bytes(0, left_mb * MB) == range_mb * MB
 
 

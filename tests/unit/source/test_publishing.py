@@ -1,4 +1,4 @@
-"""Which difference between two looks means that changes of a table may be missing."""
+"""Differences between two looks that mean that changes of a table may be missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from parapply.source.publishing import altered, is_by_root, new_partitions, why_
         ("r1:iudtv", "r1:iudt", "sends other changes"),
         ("r1:iudt<7@900", "r1:iudt<7@950", "attached"),
         ("n1:iudt&800", "n1:iudt&850", "schema"),
-        # One that sends everything was there all the time.
+        # An entry that sends everything existed all the time.
         ("a1:iudt r5*:iudt", "a1:iudt r6:iudt", ""),
         ("r1*:iudt r5:iudt", "r1*:iudt r6:iudt", "made again"),
         ("a1:i r5:iudt", "a1:i r6:iudt", "made again"),

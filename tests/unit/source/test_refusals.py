@@ -1,4 +1,4 @@
-"""Which slots and publishers are refused, and how timelines are judged."""
+"""Refused slots and publishers, and the judgement of timelines."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def test_a_newer_timeline_is_taken_up_to_its_switch_point() -> None:
 
 
 def test_a_stream_that_outlived_a_promotion_goes_on() -> None:
-    """The slot was told the very position that is recorded, beyond the switch: nobody else has told it that.
+    """The slot has the very position that is recorded, beyond the switch, and only this daemon can have reported it.
 
-    Not so where a primary told it, or where it is elsewhere.
+    Not so where a primary has reported it, or where the slot is elsewhere.
     """
     facts = replace(FACTS, timeline=3)
     told = replace(KNOWN, low_lsn=120, high_lsn=130, confirmed_flush_lsn=100)

@@ -1,4 +1,4 @@
-"""Whether a setting of the publisher names a reader, as PostgreSQL reads it."""
+"""Readers that a setting of the publisher names, as PostgreSQL reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a table that was compared a moment ago."""
+"""Earlier result of a table that was compared a moment ago."""
 
 from __future__ import annotations
 

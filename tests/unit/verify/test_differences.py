@@ -1,4 +1,4 @@
-"""Which rows differ, from keys and hashes of both ends."""
+"""Rows that differ, from keys and hashes of both ends."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def test_the_number_of_ranges_is_a_power_of_two() -> None:
 
 
 def test_long_values_are_cut() -> None:
-    """A key is shown by its columns; nobody reads a megabyte."""
+    """A key is shown by its columns, and cut, because a megabyte is not read."""
     assert shown(("a", "b"), (None, "x" * 100)) == f"a=NULL, b={'x' * 60}..."
     assert Difference(kind="extra", key=("1",)).count == 1

@@ -1,4 +1,4 @@
-"""Which ranges of a table are read."""
+"""Choice of the ranges of a table that are read."""
 
 from __future__ import annotations
 

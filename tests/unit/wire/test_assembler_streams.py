@@ -42,7 +42,7 @@ def test_changes_in_a_stream_lose_their_xid_and_are_counted_by_it() -> None:
 
 
 def test_chunks_of_several_transactions_and_whole_ones_interleave() -> None:
-    """Between two chunks of one transaction come those of others, and whole ones; nothing is mixed up."""
+    """Between two chunks of one transaction come other transactions' chunks, and whole ones; nothing is mixed up."""
     other = [build.stream_start(xid=900), build.insert(ROW, xid=900), STOP]
     whole = [build.begin(xid=5), build.insert(ROW), build.commit()]
     mine = [START, build.insert(ROW, xid=700), STOP]
@@ -56,7 +56,7 @@ def test_chunks_of_several_transactions_and_whole_ones_interleave() -> None:
 
 
 def test_a_relation_in_a_stream_belongs_to_it() -> None:
-    """What is announced inside a stream is not in force for the next whole transaction (trap T-52)."""
+    """A relation announced inside a stream is not in force for the next whole transaction (trap T-52)."""
     announced = build.relation(build.ColumnSpec("a"), oid=1, xid=SUB)
     whole = [build.begin(xid=5), build.insert(ROW), build.commit()]
     chunk, plain = _push(START, announced, build.insert(ROW, oid=1, xid=SUB), STOP, *whole)
@@ -75,7 +75,7 @@ def test_a_large_chunk_leaves_in_pieces_and_an_empty_one_not_at_all() -> None:
 
 
 def test_a_truncate_in_a_stream_is_marked() -> None:
-    """Whoever gets the chunk knows without looking that a TRUNCATE is in it; a malformed one is refused."""
+    """The receiver of the chunk knows without looking that a TRUNCATE is in it; a malformed one is refused."""
     [chunk] = _push(START, build.truncate(1, xid=700), STOP)
     assert chunk.has_truncate
     with pytest.raises(ProtocolError):
@@ -98,7 +98,7 @@ def test_ends_of_streams_are_events_at_their_place() -> None:
 
 
 def test_the_abort_of_a_parallel_stream_has_an_lsn() -> None:
-    """The two forms of Stream Abort are told apart by what the session asked for, not by their length."""
+    """The two forms of Stream Abort are distinguished by the session's request, not by their length."""
     frame = build.xlog_data(build.stream_abort_parallel())
     [aborted] = Assembler(WHOLE_BYTES, streaming_parallel=True).push([frame])
     assert isinstance(aborted.event, StreamAbort)
@@ -108,7 +108,7 @@ def test_the_abort_of_a_parallel_stream_has_an_lsn() -> None:
 
 
 def test_a_prepared_transaction_is_whole_and_says_so() -> None:
-    """What Begin Prepare and Prepare enclose is one transaction that ends with the PREPARE."""
+    """Begin Prepare and Prepare enclose one transaction that ends with the PREPARE."""
     [one] = _push(build.begin_prepare(), build.insert(ROW), build.prepare())
     assert isinstance(one.event, Prepare)
     assert one.end_lsn == one.event.end_lsn

@@ -32,7 +32,7 @@ def test_message_is_decoded(case: Case) -> None:
 
 @every_message
 def test_message_is_frozen_and_slotted(case: Case) -> None:
-    """Nobody can write a message after it was decoded."""
+    """A message cannot be changed after it was decoded."""
     assert not hasattr(case.expected, "__dict__")
     for name in case.expected.__struct_fields__:
         with pytest.raises(AttributeError):
@@ -41,7 +41,7 @@ def test_message_is_frozen_and_slotted(case: Case) -> None:
 
 @every_message
 def test_every_truncation_is_refused(case: Case) -> None:
-    """A message cut at any length raises ProtocolError with its kind and an offset inside what was there."""
+    """A message cut at any length raises ProtocolError with its kind and an offset inside the bytes given."""
     for size in range(len(case.payload)):
         with pytest.raises(ProtocolError) as caught:
             case.read(case.payload[:size])

@@ -105,6 +105,6 @@ def test_status_update_layout(lsns: list[int], applied_lsn: int, client_time_us:
 
 @given(written_lsn=st.integers(0, 2**64 - 2), beyond=st.integers(1, 2**32))
 def test_flushed_is_never_beyond_written(written_lsn: int, beyond: int) -> None:
-    """What was not received cannot be durable: such an update is never built."""
+    """An LSN that was not received cannot be durable: such an update is never built."""
     with pytest.raises(AssertionError, match="beyond written"):
         status_update(written_lsn, written_lsn + beyond, 0, 0, reply_requested=False)

@@ -200,7 +200,7 @@ def test_binary_values_were_not_asked_for() -> None:
 
 
 def test_a_value_that_an_insert_lacks_is_not_null() -> None:
-    """An update that a row filter made an insert lacks unchanged TOAST values: nobody may take them for NULL."""
+    """An update that a row filter made an insert lacks unchanged TOAST values, which must not be taken for NULL."""
     frame = build.xlog_data(build.insert(build.row(build.text(b"1"), build.unchanged(), build.null())))
     assert read_insert(frame, 3) == [b"\0\0\0\x011", UNCHANGED, NULL]
 

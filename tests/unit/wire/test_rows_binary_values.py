@@ -1,4 +1,4 @@
-"""Binary array elements made from texts: those of the type's input function, or none at all.
+"""Binary array elements made from texts: as the type's input function makes them, or none at all.
 
 The interpreted twin makes none; the compiled one is held against Python's own types here, and against the server in
 `tests/integration/test_statement_types.py`.
@@ -60,7 +60,7 @@ FORMS: dict[int, tuple[st.SearchStrategy[object], Callable[..., str], Callable[.
     TIMESTAMPTZ: (MOMENTS, lambda value: _iso(value) + "+00", _microseconds),
     UUID: (st.uuids(), str, lambda value: value.bytes),
 }
-#: What the input functions take or refuse, and what PostgreSQL does not print in a session of ours.
+#: Texts that the input functions take or refuse, and that PostgreSQL does not print in a session of ours.
 ODD: dict[int, tuple[str, ...]] = {
     BOOL: ("true", "T", "1", "on", "", "tt"),
     BYTEA: (
@@ -102,7 +102,7 @@ def test_the_compiled_twin_makes_these() -> None:
 @pytest.mark.parametrize("type_oid", FORMS)
 @given(data=st.data())
 def test_printed_values_become_binary(type_oid: int, data: st.DataObject) -> None:
-    """What PostgreSQL prints has the binary form that its own send function gives it; NULL stays NULL."""
+    """A printed value has the binary form that its own send function gives it; NULL stays NULL."""
     values, text_of, binary_of = FORMS[type_oid]
     wanted = data.draw(st.lists(st.one_of(st.none(), values), min_size=1, max_size=5))
     if type_oid not in BINARY_TYPES:

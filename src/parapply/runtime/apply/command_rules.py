@@ -1,4 +1,4 @@
-"""Under which role commands of the publisher run on the target, and where it is noted that they have."""
+"""Rules for commands of the publisher on the target: the role that runs them, and the note that they have run."""
 
 from __future__ import annotations
 

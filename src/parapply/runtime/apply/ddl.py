@@ -116,7 +116,7 @@ class PiecesWithCommands(Pieces):
                 await self._command(part)
 
     async def _look_up(self, part: Transaction) -> None:
-        """Have a plan for every relation of some changes, as the open transaction has the tables."""
+        """Plan every relation of some changes by the tables as the open transaction has them."""
         if not self._has_run:
             await self._tables.resolve_streamed(part.relations)
             return

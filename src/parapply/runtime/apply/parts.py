@@ -65,7 +65,7 @@ class PartApply:
         self._log = get_logger()
 
     async def apply(self, job: SetJob, why: str) -> bool:
-        """Apply a batch at the head that no sets were tried of; False if it was given back: it resumes where it was.
+        """Apply a batch at the head that was not tried as sets; False if it was given back: it resumes where it was.
 
         Args:
             job: not begun, or given back.

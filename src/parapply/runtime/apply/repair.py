@@ -128,7 +128,7 @@ class Repair:
         await self._wait(job, error, attempts)
 
     def succeeded(self, job: Job) -> None:
-        """Show no longer that a job is tried again and again."""
+        """Stop showing that a job is tried again and again."""
         self._conflict_handler.troubles.pop(job.batch.seq, None)
 
     async def _wait(self, job: Job, error: ApplyFailed, attempts: Attempts) -> None:

@@ -53,7 +53,7 @@ class Ahead:
         self._has_prepared = builder.has_prepared()
 
     def take(self, batch: Batch, builder: CommandBuilder) -> list[Command] | None:
-        """Return the commands of a batch, as `commands_of` would now; None if they are not there."""
+        """Return the commands of a batch, as `commands_of` would now; None if they were not made."""
         if batch is not self._batch:
             return None
         commands, self._batch, self._commands = self._commands, None, []

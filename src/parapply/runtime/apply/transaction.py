@@ -1,4 +1,4 @@
-"""The target transactions of one worker: what each says of itself, how it ends, and what is shown of it.
+"""The target transactions of one worker: the record of each, its end, and its display.
 
 A target transaction writes its record first, or last if its end LSN is not known before. One that will be prepared
 writes a proof instead, and its record when it is prepared (`pool/two_phase.py`).

@@ -32,7 +32,7 @@ class CatchUpWatch:
             batcher: to know how far it has come, and whether its reader waits for the target.
             streams: transactions in progress; they would come again from their beginning.
             behind_bytes: of WAL to catch up, from which it is behind.
-            pause_s: that a stream runs at least.
+            pause_s: seconds that a stream runs at least.
         """
         self._batcher = batcher
         self._engine = batcher.pool.flight.state

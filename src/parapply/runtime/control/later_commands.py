@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from parapply.target.state.commands import PendingCommand
     from parapply.wire.ddl_queue import QueuedCommand
 
-#: Seconds to wait for it, and until the next try where something was in the way.
+#: Seconds to wait for it, and seconds until the next try where another object or session was in the way.
 _LOCK_S: Final = 5.0
 _AGAIN_S: Final = 10.0
 _DUPLICATE: Final = "42P07"
@@ -148,7 +148,7 @@ class LaterCommands:
         """
         config, command = self._config, one.command
         conn = await settings.connect_control(
-            config.target.dsn.get_secret_value(),
+            config.target.login,
             role=config.target.session_replication_role,
             application_name=f"parapply ddl {config.source.slot}",
         )
@@ -197,7 +197,7 @@ class LaterCommands:
             raise failure from error
         found = await _index(conn, command)
         if is_create_index(command.command) and not (found and found[1]):
-            raise StatementFailed("the index that is there is INVALID", sqlstate="")
+            raise StatementFailed("the existing index is INVALID", sqlstate="")
 
     async def _begin(self, one: PendingCommand) -> None:
         async with self._control_pool.session() as conn:
@@ -221,7 +221,7 @@ class LaterCommands:
 
 
 async def _index(conn: Connection, command: QueuedCommand) -> tuple[str, bool] | None:
-    """Return the index that a command is about as it is now, with whether it is valid; None if it is not there."""
+    """Return the index of a command as it is now, with whether it is valid; None if it does not exist."""
     index, table = later_index(command.command)
     query, values = (_CREATED, [index, table]) if table else (_DROPPED, [index])
     found = await settings.rows(conn, sql.SQL(query), values)

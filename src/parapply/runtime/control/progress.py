@@ -42,7 +42,7 @@ class Progress:
 
         Args:
             control: control session; only used here while the epoch runs.
-            place: where that is written.
+            place: where the state is written.
             reader: to know when the publisher was heard; its stream is reported to.
             batcher: to know the position received, and whether all of it is in the pool's hands.
             durability: decides.
@@ -57,7 +57,7 @@ class Progress:
         self._clock = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
-        #: Met by `committed`, for `report_at_once` to raise.
+        #: Failure seen by `committed`, for `report_at_once` to raise.
         self._stream_error: SourceLost | None = None
         self._reported_received_lsn = 0
         #: Rounds so far, and whether this one waits for the target's answer. Read by the watchdog.
@@ -151,7 +151,7 @@ class Progress:
             self._report_visible()
 
     def _report_visible(self) -> None:
-        """Report from the worker's task: a turn of the event loop is a good part of a single client's wait."""
+        """Report from the worker's task, because a turn of the event loop is a large part of a single client's wait."""
         try:
             self.report()
         except SourceLost as error:

@@ -111,7 +111,7 @@ class Requests:
 
     async def _connect(self, what: str) -> Connection:
         return await settings.connect_control(
-            self._config.dsn.get_secret_value(),
+            self._config.login,
             role=self._config.session_replication_role,
             application_name=f"parapply {what} {self._slot_name}",
         )
@@ -149,7 +149,7 @@ class Requests:
         for request_id in [*self._exports]:
             if not any(request.request_id == request_id and request.state == "ready" for request in asked):
                 await self._exports.pop(request_id).close()
-        # A command that is gone does not call, nor is one heard that calls while another is served.
+        # A command that is gone does not call, and a call is not heard while another command is served.
         self._are_open = bool(asked)
         for request in asked:
             if request.state == "asked":
@@ -191,7 +191,7 @@ class Requests:
             SourceLost: now.
         """
         if 0 < self._whole_until_lsn <= self._engine.watermark.low_lsn:
-            raise SourceLost("what could not be kept on disk is applied: the stream starts again, with streaming")
+            raise SourceLost("the transaction that was not kept is applied: the stream starts again, with streaming")
 
     async def _serve(self, request: SnapshotRequest) -> None:
         if self._delay_s >= _LONGEST_DELAY_S and (request.stands or request.lsn is not None):
@@ -241,7 +241,7 @@ class Requests:
         """Return when everything before an LSN, or some LSN if None, is committed and nothing later can be.
 
         Returns:
-            Since when apply is paused, and at which LSN: the target equals the publisher there.
+            The time since which apply is paused, and the LSN at which the target equals the publisher.
 
         Raises:
             _NotServed: the LSN is in the past, or tables are not copied yet.

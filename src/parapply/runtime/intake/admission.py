@@ -36,7 +36,7 @@ class Admission:
 
         Args:
             batcher: whose open batch is closed before something waits, and whose reader stops then.
-            copied: settles from where on announced relations are applied.
+            copied: decides from where on announced relations are applied.
             two_phase: the prepared transactions.
             state: the target's state at the start.
         """

@@ -135,7 +135,7 @@ class Batcher:
 
     @property
     def pause_s(self) -> float:
-        """Return how long not to read after everything at hand was read; 0 where a worker could apply it at once."""
+        """Return the seconds not to read after everything at hand was read; 0 where a worker could apply it at once."""
         return self._closing.pause_s
 
     def add_run(self, transactions: list[Transaction], at: int) -> int:
@@ -185,7 +185,7 @@ class Batcher:
             self._close()
 
     def _fits(self, transaction: Transaction) -> bool:
-        """Return whether a transaction may join the open batch: transactions where code runs are in batches of such.
+        """Return whether a transaction may join the open batch: transactions where code runs have separate batches.
 
         A few others between them are taken along, also row by row, because a batch of so few is worth no barrier.
         """

@@ -32,7 +32,7 @@ class AfterTransactions(Protocol):
         """Note that a transaction with such a command has committed."""
 
     async def settled(self) -> None:
-        """Return when none is under way."""
+        """Wait until none is under way."""
 
 
 class CommandTransactions:
@@ -97,7 +97,7 @@ class CommandTransactions:
             await self.after(relations)
 
     async def judged(self, changes: Iterable[bytes | Relation]) -> JudgedFrames:
-        """Return the commands among changes with their verdicts, and have tables joined that the commands make here.
+        """Return the commands among changes with their verdicts, and join the tables that the commands make here.
 
         The publications have such a table from its first row on. A table that a command makes there only is a new one
         like any other, because it may hold rows here.
@@ -119,7 +119,7 @@ class CommandTransactions:
         return found
 
     async def before(self, relations: Sequence[Relation]) -> None:
-        """Settle from where on tables are applied that commands of the same transaction may make.
+        """Decide from where on tables are applied that commands of the same transaction may make.
 
         Earlier commands that run outside of transactions also come first: this transaction's may need their results.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at the publisher's clock, which may be set, while a transaction is not due.
 _LOOK_S: Final = 1.0
-#: The same, while the throttle lets nothing in, between two looks whether anything waits for it.
+#: The same while the throttle lets nothing in, between two looks whether anything waits for it.
 _LOOK_HELD_S: Final = 0.1
 
 
@@ -43,7 +43,7 @@ class Reports(Protocol):
 
 
 class Intake:
-    """Has no state but its parts', which its own task and the worker pool (`worker_changed`) use."""
+    """Its only state is its parts', which its own task and the worker pool (`worker_changed`) use."""
 
     def __init__(  # noqa: PLR0913  one place makes it
         self,
@@ -188,7 +188,7 @@ class Intake:
                 continue
             what = "apply.delay_s"
             if left_s == math.inf:
-                what = "the end: what comes next is later than --until"
+                what = "the end: the next transaction is later than --until"
                 # Not the transaction's own LSN: of a ROLLBACK PREPARED only the end is sent, and the publisher never
                 # sends again what begins before the position that it was told.
                 self._reports.ends_at(self._batcher.received_lsn)

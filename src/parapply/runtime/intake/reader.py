@@ -68,12 +68,12 @@ class SlotReader:
 
     @property
     def waited_s(self) -> float:
-        """Return for how long the publisher was waited for, so far."""
+        """Return the seconds for which the publisher was waited for so far."""
         return self._waited_s + (self._clock() - self._waits_since_s if self._waits_since_s else 0.0)
 
     @property
     def paused_s(self) -> float:
-        """Return for how long reading was paused, so far."""
+        """Return the seconds for which reading was paused so far."""
         return self._paused_s + (self._clock() - self._paused_since_s if self._paused_since_s else 0.0)
 
     @property
@@ -151,7 +151,7 @@ class SlotReader:
         """Let the publisher send more than one message before the next read; `end_pause` ends it early.
 
         Args:
-            pause_s: how long at most: less where the kernel's buffer is full before.
+            pause_s: longest pause; it is shorter where the kernel's buffer is full before.
         """
         pause_s = self._gathering.pause_s(pause_s)
         if not pause_s or not self.stream.gathers:

@@ -32,8 +32,8 @@ _ACTIVITY: Final = sql.SQL(
     " ELSE coalesce(wait_event_type || ':' || wait_event, 'CPU') END, pg_catalog.count(*)"
     " FROM pg_catalog.pg_stat_activity WHERE pid = ANY ($1::int[]) GROUP BY 1 ORDER BY 1"
 )
-#: The sessions that hold those waiting up, but for the workers' own. Of a row the waiting session has the lock of its
-#: place, or waits for that.
+#: The sessions that hold up the waiting ones, except the workers' own. For a row, the waiting session has the lock of
+#: its place, or waits for that.
 _HOLDERS: Final = sql.SQL(
     "SELECT DISTINCT holder.pid, coalesce(a.usename::text, ''), coalesce(coalesce(wanted.relation,"
     " (SELECT place.relation FROM pg_catalog.pg_locks AS place WHERE place.pid = wanted.pid"
@@ -168,7 +168,7 @@ class Intervals:
         self._writer.write([record])
 
     def _cpu(self) -> _Cpu | None:
-        """Return what was taken of the target's processors; None where they are not this machine's, or not written."""
+        """Return the time taken of the target's processors; None where they are not this machine's, or not written."""
         if self._writer is None:
             return None
         pids = {worker.session.pipeline.backend_pid: worker.session.pipeline for worker in self._workers}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def new_run() -> str:
-    """Return a name for a run of the daemon that no other has: when it began, and chance."""
+    """Return a unique name for a run of the daemon: its begin, and random digits."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.config import Config
+    from parapply.engine.shares import Share
     from parapply.engine.state import EngineState
     from parapply.metrics.figures import Values
     from parapply.runtime.apply.worker import Worker
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from parapply.source.waits import PublisherWaits
     from parapply.spill import Spill
 
-#: Seconds after which the last facts about the publisher are too old to be the present.
+#: Seconds after which the last facts about the publisher are too old to be current.
 _FRESH_S = 5.0
 #: The same of its slot: three of the monitor's questions.
 _SLOT_FRESH_S = 30.0
@@ -77,18 +78,21 @@ class Lag(NamedTuple):
 class Gauges:
     """`parts` is set by the daemon for as long as an epoch serves."""
 
-    def __init__(self, config: Config, applylog_writer: ApplyLogWriter | None, waits: PublisherWaits) -> None:
+    def __init__(
+        self, config: Config, share: Share, applylog_writer: ApplyLogWriter | None, waits: PublisherWaits
+    ) -> None:
         """Start with no epoch."""
         self.parts: Parts | None = None
+        self._share = share
         self._config = config
         self._applylog_writer = applylog_writer
         self._waits = waits
         self._clock = asyncio.get_running_loop().time
         self._lag: Lag | None = None
 
-    def use(self, config: Config) -> None:
+    def use(self, config: Config, share: Share) -> None:
         """Show another configuration from now on."""
-        self._config = config
+        self._config, self._share = config, share
 
     def lag(self) -> Lag | None:
         """Return the last check of both ends, None before the first."""
@@ -111,9 +115,10 @@ class Gauges:
             table.INFO: {(__version__, config.apply.commit_order): 1},
             table.STATE: {(name,): float(name == state) for name in table.STATES},
             table.READY: {(): float(is_ready)},
-            table.QUEUE_LIMIT: {(): config.apply.memory_limit_bytes},
+            table.QUEUE_LIMIT: {(): self._share.memory_bytes},
             table.DELAY: {(): config.apply.delay_s},
             table.SPILL_LIMIT: {(): config.apply.spill_limit_bytes},
+            table.SLOT_RETAINED_LIMIT: {(): limit} if (limit := config.source.retained_wal_limit_bytes) else {},
             table.LSN: {},
             table.SESSION_BLOCKED: {("source",): self._waits.longest_s},
         }

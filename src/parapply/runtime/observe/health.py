@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PATIENCE_S = 30.0
 #: The least with a short watchdog interval, because the leader's own timers fire once a second.
 _PATIENCE_MIN_S = 2.0
-#: Seconds between two checks beyond which not the leader hung but the process or the machine.
+#: Seconds between two checks beyond which the process or the machine hung, and not the leader.
 _PAUSE_S = 1.0
 
 
@@ -51,7 +51,7 @@ class Health:
 
     @property
     def state(self) -> tuple[DaemonState, str]:
-        """Return the state, and why it is that if it is not plain."""
+        """Return the state, and its reason if it is not plain."""
         if self._state[0] is DaemonState.RUNNING and self._gauges.parts is not None:
             shown, reason = self._gauges.parts.engine.shown
             # Still ready: a restart would wait for the same lock.

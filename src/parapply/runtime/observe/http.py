@@ -1,20 +1,26 @@
 """The HTTP endpoint of the daemon: /metrics for Prometheus, /healthz for process monitors, / for people.
 
-It serves from before the ends are connected until the daemon ends.
+It serves from before the ends are connected until the daemon ends. A process of several slots answers for all of them:
+each series has its slot, a probe says no if one slot does, and each slot has its page.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from parapply import __version__
 from parapply.http_server import TEXT, HttpServer
 from parapply.logs import get_logger
-from parapply.metrics.exposition import CONTENT_TYPE, exposition
+from parapply.metrics.exposition import CONTENT_TYPE, SlotFigures, exposition
+from parapply.runtime.observe import page_html
 from parapply.runtime.observe.page import StatusPage
-from parapply.runtime.observe.page_html import POLICY
+from parapply.runtime.observe.page_html import POLICY, Link, Number
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from parapply.config_values import Address
     from parapply.metrics.figures import Figures
     from parapply.runtime.observe.gauges import Gauges
@@ -22,18 +28,51 @@ if TYPE_CHECKING:
 
 _JSON: Final = "application/json"
 _HTML: Final = "text/html; charset=utf-8"
+_SLOTS: Final = "/slots/"
+_PATHS: Final = "/, /metrics, /healthz, /healthz/live, /healthz/ready"
+
+#: Status, content type and body.
+Answer = tuple[int, str, bytes]
+
+
+class SlotView:
+    """All that is shown of one slot."""
+
+    def __init__(self, slot: str, figures: Figures, gauges: Gauges, health: Health) -> None:
+        """Read these parts whenever something is asked."""
+        self._slot = slot
+        self._figures = figures
+        self.gauges = gauges
+        self.health = health
+        self.page = StatusPage(slot, figures, gauges, health)
+
+    def measured(self) -> SlotFigures:
+        """Return the slot's metrics."""
+        state, _ = self.health.state
+        values = self._figures.values() | self.gauges.values(state, is_ready=self.health.is_ready)
+        return SlotFigures(self._slot, values, self._figures.histograms())
+
+
+class FleetSlot(NamedTuple):
+    """One slot of several, as it is shown."""
+
+    slot: str
+    report: dict[str, Any]  # as /healthz has it, with the database
+    view: SlotView | None  # None: it has not begun yet
 
 
 class Endpoint:
     """Opened by the daemon."""
 
-    def __init__(self, slot: str, figures: Figures, gauges: Gauges, health: Health) -> None:
-        """Start without listening."""
-        self._slot = slot
-        self._figures = figures
-        self._gauges = gauges
-        self._health = health
-        self._page = StatusPage(slot, figures, gauges, health)
+    def __init__(self, answer: Callable[[str], Answer | None], paths: str = _PATHS) -> None:
+        """Start without listening.
+
+        Args:
+            answer: to a path; None: there is no such.
+            paths: of which one is meant, for a client that asked for another.
+        """
+        self._answer = answer
+        self._paths = paths
         self._server = HttpServer(self._resource, POLICY)
 
     async def open(self, address: Address) -> None:
@@ -49,20 +88,66 @@ class Endpoint:
         """Stop listening; requests in progress are cut off."""
         await self._server.close()
 
-    def _resource(self, path: str) -> tuple[int, str, bytes]:
-        """Return status, content type and body."""
-        if path == "/":
-            return 200, _HTML, self._page.html()
-        if path == "/metrics":
-            return 200, CONTENT_TYPE, self._metrics()
-        report = self._health.report()
-        is_ready = report["live"] and report["ready"]
-        checks = {"/healthz": is_ready, "/healthz/live": report["live"], "/healthz/ready": is_ready}
-        if path in checks:
-            return 200 if checks[path] else 503, _JSON, (json.dumps(report) + "\n").encode()
-        return 404, TEXT, b"/, /metrics, /healthz, /healthz/live, /healthz/ready\n"
+    def _resource(self, path: str) -> Answer:
+        return self._answer(path) or (404, TEXT, f"{self._paths}\n".encode())
 
-    def _metrics(self) -> bytes:
-        state, _ = self._health.state
-        values = self._figures.values() | self._gauges.values(state, is_ready=self._health.is_ready)
-        return exposition(self._slot, values, self._figures.histograms())
+
+def endpoint_of(view: SlotView) -> Endpoint:
+    """Return the endpoint of a process that has one slot."""
+
+    def answer(path: str) -> Answer | None:
+        if path == "/":
+            return 200, _HTML, view.page.html()
+        if path == "/metrics":
+            return 200, CONTENT_TYPE, exposition([view.measured()])
+        return _probe(path, view.health.report())
+
+    return Endpoint(answer)
+
+
+def endpoint_of_fleet(slots: Callable[[], Sequence[FleetSlot]]) -> Endpoint:
+    """Return the endpoint of a process that has several slots, which may come and go."""
+
+    def answer(path: str) -> Answer | None:
+        found = slots()
+        if path == "/":
+            return 200, _HTML, _overview(found)
+        if path == "/metrics":
+            return 200, CONTENT_TYPE, exposition([one.view.measured() for one in found if one.view is not None])
+        if path.startswith(_SLOTS):
+            pages = [one.view.page for one in found if one.view is not None and path == _SLOTS + one.slot]
+            return (200, _HTML, pages[0].html()) if pages else None
+        reports = [one.report for one in found]
+        both = {key: all(report[key] for report in reports) for key in ("live", "ready")}
+        return _probe(path, {**both, "slots": reports})
+
+    return Endpoint(answer, f"{_PATHS}, {_SLOTS}NAME")
+
+
+def _probe(path: str, report: dict[str, Any]) -> Answer | None:
+    is_ready = report["live"] and report["ready"]
+    checks = {"/healthz": is_ready, "/healthz/live": report["live"], "/healthz/ready": is_ready}
+    if path not in checks:
+        return None
+    return 200 if checks[path] else 503, _JSON, (json.dumps(report) + "\n").encode()
+
+
+def _overview(slots: Sequence[FleetSlot]) -> bytes:
+    n_ready = sum([one.report["ready"] for one in slots])
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    rows = [
+        (
+            Link(one.slot, _SLOTS + one.slot),
+            one.report["database"],
+            one.report["state"],
+            Number("" if one.report["lag_s"] is None else f"{one.report['lag_s']:.1f} s"),
+            one.report["reason"],
+        )
+        for one in sorted(slots, key=lambda one: one.report["ready"])
+    ]
+    said = f"{n_ready:,} of {len(slots):,} slots apply"
+    parts = [
+        page_html.heading(said, f"as of {at} UTC, parapply {__version__}"),
+        page_html.table("Slots", ("slot", "database", "state", "lag", "because"), rows),
+    ]
+    return page_html.document(said, parts)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from parapply.plan.waits import Wait
     from parapply.runtime.apply.worker import Worker
 
-#: Seconds that are looked back on: long enough for a share to mean something, short enough to be the present.
+#: Seconds that are looked back on: long enough for a share to mean something, short enough to be current.
 _WINDOW_S: Final = 120.0
 #: Seconds that are enough for a verdict.
 _ENOUGH_S: Final = 5.0

@@ -1,6 +1,6 @@
 """Processor time of this machine and of processes on it, as Linux counts it; elsewhere nothing is known.
 
-Where the target runs on the daemon's machine, this says what its statements can still get of the processors.
+Where the target runs on the daemon's machine, this shows how much of the processors its statements can still get.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _IDLE, _IO_WAIT = 3, 4
 
 
 def processors() -> int:
-    """Return how many this machine has."""
+    """Return the number of processors of this machine."""
     return os.cpu_count() or 0
 
 
@@ -32,7 +32,7 @@ def busy_s() -> float | None:
 
 
 def taken_s(pid: int) -> float:
-    """Return the processor seconds that a process has taken; 0 if it is not there."""
+    """Return the processor seconds that a process has taken; 0 if it does not exist."""
     try:
         # The name is in brackets and may hold anything.
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from parapply.engine.stalls import AT_WORK
-from parapply.errors import SourceLost, SourceRefused
+from parapply.errors import SourceLost, SourceRefused, WalLimitReached
 from parapply.logs import get_logger
 from parapply.runtime.observe.meter import take_counts
 from parapply.source import slot
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from parapply.engine.job import Job
+    from parapply.retention import WalLimit
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.observe.applylog_intervals import Intervals
@@ -48,7 +49,7 @@ _MOVES_S = 3.0
 #: and then waits for the stream, which the publisher should end once all is confirmed (trap T-9). If it is still open
 #: then, we hold it up, and nothing is lost by leaving (F9).
 _LEAVE_S = 3.0
-#: Seconds without a check after which the last facts are not the present.
+#: Seconds without a check after which the last facts are not current.
 _SILENT_S = 5.0
 
 
@@ -61,13 +62,14 @@ class SeenSlot(NamedTuple):
 
 
 class Publisher(NamedTuple):
-    """How the publisher is asked where it is."""
+    """The way to ask the publisher for its position."""
 
     conn: slot.Connection
     #: As it was at the start; a change is recorded.
     timeline: int
     #: Asks for the timeline of a standby.
     ask_timeline: Callable[[], Awaitable[int]]
+    wal_limit: WalLimit
 
 
 class Monitor:
@@ -116,6 +118,9 @@ class Monitor:
         self._intervals = intervals
         self._timeline = publisher.timeline
         self._ask_timeline = publisher.ask_timeline
+        self._wal_limit = publisher.wal_limit
+        #: Text for people while the slot keeps more than that.
+        self._wal_note = ""
         # The rows that show them are made again in each epoch.
         self._figures.changed = dict.fromkeys(self._figures.tables)
         self._clock = asyncio.get_running_loop().time
@@ -149,6 +154,7 @@ class Monitor:
         """Check once a second until cancelled.
 
         Raises:
+            WalLimitReached: the slot keeps too much WAL, and is to be dropped for that.
             SourceLost: the plain session on the publisher ended, and the stream did not end by itself.
             TargetLost, TargetRefused: nothing can be shown.
         """
@@ -158,6 +164,8 @@ class Monitor:
                 position = await slot.position(self._source)
                 self._look_for_waiting(position.standby_names)
                 await self._look_at_slot(position.flush_lsn)
+            except WalLimitReached:
+                raise
             except SourceLost:
                 await asyncio.sleep(_LEAVE_S)
                 raise
@@ -167,6 +175,7 @@ class Monitor:
             self._engine.looked_s = self._clock()
             trouble = self._conflict_handler.trouble
             note = self._engine.blocked_reason(self._clock()) or self._engine.note or self._worker_tasks.reason
+            note = "; ".join([text for text in (self._wal_note, note) if text])
             self._engine.shown = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, note)
             await self._look_at_timeline(position.timeline)
             await self.show()
@@ -202,6 +211,32 @@ class Monitor:
         self._asked_slot_s = now_s
         facts = await slot.read_slot(self._source, self._slot_name)
         self.slot = None if facts is None else SeenSlot(facts, flush_lsn, now_s)
+        self._look_at_wal(facts, flush_lsn)
+
+    def _look_at_wal(self, facts: slot.SlotFacts | None, flush_lsn: int) -> None:
+        """Say once that the slot keeps more WAL than allowed, and once that it no longer does.
+
+        Raises:
+            WalLimitReached: it does, and is to be dropped for that.
+        """
+        limit = self._wal_limit
+        kept_bytes = limit.exceeded_bytes(facts, flush_lsn)
+        if kept_bytes is None:
+            if self._wal_note:
+                self._log.info("retained_wal_fallen", slot=self._slot_name, limit_bytes=limit.limit_bytes)
+            self._wal_note = ""
+            return
+        if not self._wal_note:
+            self._log.warning(
+                "retained_wal_exceeded",
+                slot=self._slot_name,
+                retained_bytes=kept_bytes,
+                limit_bytes=limit.limit_bytes,
+                action=limit.action,
+            )
+        self._wal_note = limit.words(kept_bytes)
+        if limit.action == "drop_slot":
+            raise WalLimitReached(self._wal_note)
 
     async def _look_at_moves(self) -> None:
         now_s = self._clock()

@@ -34,8 +34,15 @@ class Number(NamedTuple):
     text: str
 
 
+class Link(NamedTuple):
+    """A cell that leads to another page."""
+
+    text: str
+    path: str
+
+
 #: A cell of a table.
-Cell = str | Number
+Cell = str | Number | Link
 
 
 def document(title: str, parts: Iterable[str]) -> bytes:
@@ -96,4 +103,6 @@ def table(title: str, names: Sequence[str], rows: Sequence[Sequence[Cell]], more
 def _cell(element: str, cell: Cell) -> str:
     if isinstance(cell, Number):
         return f'<{element} class="number">{html(cell.text)}</{element}>'
+    if isinstance(cell, Link):
+        return f'<{element}><a href="{html(cell.path)}">{html(cell.text)}</a></{element}>'
     return f"<{element}>{html(cell)}</{element}>"

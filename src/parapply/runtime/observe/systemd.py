@@ -57,5 +57,5 @@ class Notifier:
                 sender.setblocking(False)
                 sender.sendto(text.encode(), self._address)
         except OSError:
-            # systemd does not listen, or does not read; the daemon is not worse for it, and must not wait.
+            # systemd does not listen, or does not read, which does not harm the daemon; and the daemon must not wait.
             return

@@ -32,7 +32,7 @@ class PoolListener(Protocol):
 
 
 class WorkerPool:
-    """Has no state but the questions that wait for an answer; `flight` has all other."""
+    """Its only state is the questions that wait for an answer; `flight` has the rest."""
 
     def __init__(self, flight: Flight) -> None:
         """Start with no question, and nothing in flight."""
@@ -47,7 +47,7 @@ class WorkerPool:
         self._listener = listener
 
     def changed(self) -> None:
-        """Say that there may be room: a worker became idle, a batch committed, a piece was applied."""
+        """Report that there may be room: a worker became idle, a batch committed, a piece was applied."""
         if self._listener is not None:
             self._listener.pool_changed()
 
@@ -67,7 +67,7 @@ class WorkerPool:
         self._perform(self.flight.follow(job))
 
     def leave(self, job: StreamJob) -> None:
-        """Drop a job whose worker follows no more; the job was not submitted."""
+        """Drop a job whose worker no longer follows it; the job was not submitted."""
         self.flight.leave(job)
         self.changed()
 

@@ -110,7 +110,7 @@ class StreamBuffer:
         return changes if len(changes) == block.n_changes else changes[: block.n_changes]
 
     async def pieces(self, piece_bytes: int) -> AsyncIterator[Transaction]:
-        """Give everything that counts, in pieces of about a size.
+        """Yield all changes that count, in pieces of about the given size.
 
         Raises:
             SpillFailed: as `read`.
@@ -180,7 +180,7 @@ class StreamBuffers:
         self._log = get_logger()
 
     def __len__(self) -> int:
-        """Return how many are in progress."""
+        """Return the number of transactions in progress."""
         return len(self._open)
 
     async def add(self, piece: Transaction, chunk: Chunk, after_seq: int) -> StreamBuffer:

@@ -69,7 +69,7 @@ class TwoPhase:
 
     @property
     def n_pending(self) -> int:
-        """Return how many wait for their outcome."""
+        """Return the number of transactions that wait for their outcome."""
         return len(self._pending)
 
     def gid(self, message: BeginPrepare | Prepare | StreamPrepare) -> str:
@@ -92,7 +92,7 @@ class TwoPhase:
     async def is_rolled_back(self, message: object) -> bool:
         """Return whether a message belongs to a PREPARE whose transaction the publisher has rolled back since.
 
-        To be asked when it cannot be applied, before anything is made of that.
+        Ask this when the message cannot be applied, before anything is made of that.
 
         Raises:
             SourceLost: the publisher cannot be asked; the PREPARE is sent again.

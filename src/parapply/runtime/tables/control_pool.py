@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from typing import Self
 
+    from parapply.login import Login
+
 #: Sessions at most: the catalogue and the stall check may ask at the same time.
 _SESSIONS = 2
 #: Seconds to wait for a session; a target that gives none in this time counts as lost.
@@ -35,14 +37,14 @@ _GROWS_AFTER_S = 0.2
 class ControlPool:
     """Opened and closed by the daemon, once for each epoch."""
 
-    def __init__(self, dsn: str, role: str, application_name: str) -> None:
+    def __init__(self, login: Login, role: str, application_name: str) -> None:
         """Open nothing yet."""
         self._role = role
         #: Held while a question uses the only session; see `_GROWS_AFTER_S`.
         self._turn = asyncio.Lock()
         self._pool: AsyncConnectionPool[settings.Connection] = AsyncConnectionPool(
-            settings.client_conninfo(dsn, application_name),
-            kwargs={"autocommit": True},
+            settings.client_conninfo(login.dsn, application_name),
+            kwargs={"autocommit": True, "command": login.command},
             connection_class=Session,
             configure=self._pin,
             min_size=1,

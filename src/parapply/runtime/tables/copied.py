@@ -106,7 +106,7 @@ class Copied:
         self._low_lsn = state.low_lsn
         #: Partitions that are announced with the root that they are published as: the root's OID by theirs.
         self._roots: dict[int, int] = {}
-        #: Tables of a parapply's progress on the publisher that are gone there.
+        #: Tables of a parapply's progress on the publisher that no longer exist there.
         self._gone: set[int] = set()
         #: Announced under a name that the target does not have, and looked for under the publisher's name of now.
         self._sought: set[Relation] = set()
@@ -170,7 +170,7 @@ class Copied:
         self._tell()
 
     async def _compare(self) -> None:
-        """Have copied tables wait that were not published all the time."""
+        """Make copied tables wait if they were not published all the time."""
         async with self._control_pool.session() as conn:
             found = await continuity.look(
                 self._source, conn, self._config, self._slot_id, self.known, gap_lsn=self._gap_lsn
@@ -186,7 +186,7 @@ class Copied:
             await self._read()
 
     async def _name_waiting(self) -> None:
-        """Note the names that tables have now of which no change is applied: the stream may never say them."""
+        """Note the present names of tables of which no change is applied, because the stream may never name them."""
         rows = [row for row in self.known.tables if row.state == CopyState.WAITING]
         waiting = {row.source_oid: row.name for row in rows if row.source_oid is not None}
         now = await late_tables.names(self._source, waiting) if waiting else {}
@@ -215,7 +215,7 @@ class Copied:
         return all(self._is_settled(relation) for relation in relations)
 
     async def settle(self, relations: Sequence[Relation], *, may_be_missing: bool = False) -> None:
-        """Settle from where on relations are applied that are announced now, before their first change is read.
+        """Decide from where on the relations announced now are applied, before their first change is read.
 
         Args:
             relations: announced.
@@ -234,7 +234,7 @@ class Copied:
         self._tell()
 
     async def note_made(self, tables: Sequence[MadeTable]) -> None:
-        """Note that tables are applied which a command is about to make, as far as the stream has all of their rows.
+        """Note tables that a command is about to make as applied, as far as the stream has all of their rows.
 
         Raises:
             TargetRefused, TargetLost: it could not be noted.
@@ -281,7 +281,7 @@ class Copied:
         return row if row is not None and _may_be_root(row) else None
 
     def _update(self, starts: dict[Known, Start]) -> None:
-        """Say from where on tables are applied."""
+        """Set from where on tables are applied."""
         beside = {oid: starts[root] for oid, root in self._roots.items() if root in starts}
         beside |= dict.fromkeys(self._gone, NEVER)
         self.starts.update(starts, beside, is_listed=self.known.is_listed)
@@ -423,7 +423,7 @@ class Copied:
         return "it holds rows on the target already" if is_full else ""
 
     async def _kind_of(self, name: Name) -> str:
-        """Return which kind of table of the publisher's the target has, as pg_class says it; empty: it has none."""
+        """Return the kind of the target's table for a table of the publisher, as in pg_class; empty if it has none."""
         there = sql.SQL(
             "SELECT c.relkind::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n"
             " ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')"

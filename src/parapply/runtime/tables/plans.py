@@ -103,7 +103,7 @@ class TablePlans:
 
     def in_force(self, *, but: Collection[Relation] = ()) -> dict[Relation, int]:
         """Return the relations in force where intake reads, except some, each with the OID of its target table."""
-        # Asked every few seconds: with thousands of tables a second pass over them is a good part of a daemon at rest.
+        # Asked every few seconds: with thousands of tables a second pass over them is a large part of an idle daemon.
         return {plan.relation: plan.facts.oid for plan in self.plans.current.values() if plan.relation not in but}
 
     def is_in_force(self, relation: Relation) -> bool:
@@ -149,7 +149,7 @@ class TablePlans:
         await self.resolve([relation])
 
     async def read_ahead(self, relations: Iterable[Relation]) -> None:
-        """Wait until relations are read ahead, as far as they are being read; not for long where that takes long."""
+        """Wait for relations that are being read ahead; not for long where that takes long."""
         for relation in relations:
             await self._ahead.make_ready(*self._target_of(relation))
 
@@ -418,7 +418,7 @@ class TablePlans:
         self._to_show.update(relations)
 
     def distrust(self, relations: Collection[Relation], level: Level) -> None:
-        """Count a batch against the tables because of which it had failed as it was planned.
+        """Count a batch that failed as planned against the tables that made it fail.
 
         Args:
             relations: of these tables.

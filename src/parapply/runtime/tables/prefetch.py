@@ -41,8 +41,8 @@ _GROUP: Final = 200
 _MOST_TABLES: Final = 20_000
 #: All wait for the first group.
 _FIRST_GROUP: Final = 20
-#: Tables read without a rest, and how many times as long as a group took a rest is: a millisecond of the target's CPU
-#: for each of ten thousand tables is more than a start should take of it.
+#: Tables read without a rest, and the length of a rest in multiples of the time that the group took: a millisecond of
+#: the target's CPU for each of ten thousand tables is more than a start should take of it.
 _AT_ONCE: Final = 1000
 _REST: Final = 4
 

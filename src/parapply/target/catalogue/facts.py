@@ -106,7 +106,7 @@ async def load_many(
 ) -> dict[tuple[str, str], TableFacts | TargetRefused]:
     """Return the result or error of `load_facts` for each existing table, by schema and name.
 
-    A few round trips for all of them; one for a single table, but for the first time in a session. Of tables of one
+    A few round trips for all of them; one for a single table, except the first in a session. Of tables of one
     shape (`target/catalogue/shape.py`) one is described.
 
     Raises:
@@ -215,7 +215,7 @@ def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
 def own_table(names: Sequence[str]) -> TargetRefused:
     """Return the error for published tables that are, on the target, in a schema of parapply's own progress.
 
-    Where the publisher's schema is one, too, its tables are left out before.
+    If the publisher's schema is also one, its tables are left out before.
     """
     return TargetRefused(
         f"target: {', '.join(names)}: the schema holds parapply's own progress here, and nothing else is written to it",
@@ -261,8 +261,8 @@ async def check_table_access(
 def refuse_foreign_code(table: str, foreign: ForeignCode | None, sent: Collection[str] | None) -> None:
     """Refuse a table with code of an owner who may not become the role that applies.
 
-    `SET ROLE` would keep no code within its owner's rights: it can set the role back, and a cursor WITH HOLD or a
-    deferred trigger runs at COMMIT as the session's own role.
+    `SET ROLE` would keep no code within its owner's rights, because the code can set the role back, and a cursor WITH
+    HOLD or a deferred trigger runs at COMMIT as the session's own role.
 
     Args:
         table: schema.table, for people.

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # A row's OID and xmin represent its content: every change by DDL writes a new version. Sums do not depend on the order
-# of rows, and a catalogue is read once for all tables. Of pg_class the columns themselves: a TRUNCATE that we apply, a
-# rewrite and REINDEX write a new version, too, and are no changes. Statistics are updated in place. A tree is a
-# partition tree from its root, or one table. Trees that foreign keys tie are compared together, because triggers of
+# of rows, and a catalogue is read once for all tables. Of pg_class the columns themselves count: a TRUNCATE that we
+# apply, a rewrite and REINDEX also write a new version, and are no changes. Statistics are updated in place. A tree is
+# a partition tree from its root, or one table. Trees that foreign keys tie are compared together, because triggers of
 # both sides decide what is enforced.
 _FINGERPRINT_SQL: Final = """
 WITH RECURSIVE asked(relid, root) AS (
@@ -148,7 +148,7 @@ async def fingerprints_of_few(conn: psycopg.AsyncConnection[Any], oids: Sequence
 
 
 async def fingerprints(conn: psycopg.AsyncConnection[Any], oids: Sequence[int]) -> dict[int, str]:
-    """Return a text for each table that changes when what `load_facts` or `check_table_access` says of it may have.
+    """Return a text for each table that changes if the result of `load_facts` or `check_table_access` may have changed.
 
     One round trip whatever the number of tables. It covers the whole partition tree of a table, and the trees of the
     tables that its foreign keys refer to: columns, defaults, indexes, constraints, triggers, rules, policies, names,

@@ -37,8 +37,8 @@ def indexed_equality(column: Mapping[str, Any]) -> Equality:
 def _is_own_class(class_type: int | None, base_type: int) -> bool:
     """Return whether the default operator class of one type is also the default class of another.
 
-    Types may be indexed by the class of any that they are binary-coercible to: under bpchar's, which is a default one,
-    too, trailing blanks of a varchar do not count (trap T-21).
+    Types may be indexed by the class of any that they are binary-coercible to: under bpchar's, which is also a default
+    one, trailing blanks of a varchar do not count (trap T-21).
     """
     return class_type in {None, base_type, _WITHOUT_CLASS.get(base_type)} or class_type in _POLYMORPHIC
 

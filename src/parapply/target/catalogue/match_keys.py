@@ -1,9 +1,9 @@
 """Unique indexes and foreign keys of a target table that the planner can read from the rows on the wire. Pure.
 
 In: a published relation, the facts of its target table and the matched columns. Out: `UniqueKey` and `ForeignKey` for
-the plan, and phrases for people. With the commit order kept an index that is left out costs repeated batches, never
-rows: what fails is applied again at the head. Relaxed, a later transaction could commit a value before an earlier one
-had it, which then fails at the head for ever: such a table must be taken whole.
+the plan, and phrases for people. With the commit order kept, an index that is left out costs repeated batches, never
+rows, because a failed batch is applied again at the head. Relaxed, a later transaction could commit a value before an
+earlier one had it, which would then fail at the head for ever, so such a table must be taken whole.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def foreign_keys(
 
 
 def foreign_key_phrases(facts: TableFacts, keys: Sequence[ForeignKey]) -> list[str]:
-    """Return what is shown to people about the foreign keys of a plan."""
+    """Return the phrases shown to people about the foreign keys of a plan."""
     by_value = [key.name for key in keys if key.equalities]
     parents = {each.name: each.parent for each in facts.foreign_keys}
     phrases = [f"waits by foreign key {_few(by_value)}"] if by_value else []
@@ -161,7 +161,7 @@ def _is_old_sent(relation: Relation, positions: Iterable[int]) -> bool:
 
 
 def _distinct(keys: Iterable[_Key]) -> tuple[_Key, ...]:
-    """Leave out what repeats another in all but its name: every partition may have such an index for itself."""
+    """Leave out keys that equal another except for its name, because every partition may have a copy of an index."""
     found: dict[_Key, _Key] = {}
     for key in keys:
         found.setdefault(replace(key, name=""), key)

@@ -1,1 +1,1 @@
-"""How the target is spoken to: settings, lease, pipeline, sessions, origins, prepared transactions."""
+"""Communication with the target: settings, lease, pipeline, sessions, origins, prepared transactions."""

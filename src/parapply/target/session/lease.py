@@ -5,7 +5,7 @@ lives. Lock 2, shared, is held by every worker session. A new leader takes lock 
 succeeds only when every worker session of the old leader is gone, commits in doubt included (traps T-14, T-15, F18,
 F20). Only then is the state final and may be read. This costs nothing for each transaction.
 
-A lock lives as long as the server process, not as the client: that is the point, an orphaned process that is still
+A lock lives as long as the server process, not as the client. That is the point: an orphaned process that is still
 executing still holds its lock.
 
 Source: PostgreSQL manual, "Advisory Locks", "Advisory Lock Functions", "pg_locks".
@@ -125,7 +125,7 @@ async def holders(
 
 
 async def take_commands(conn: Connection, system_identifier: str, database: str, wait_s: float) -> None:
-    """Take the lock of who runs the commands of a publisher's database here; the session keeps it until it ends.
+    """Take the lock for running the commands of a publisher's database here; the session keeps it until it ends.
 
     Args:
         conn: control session.
@@ -203,6 +203,17 @@ async def take_lease(  # noqa: PLR0913  who, which, how long
             on_wait = None
         await asyncio.sleep(delay_s)
         delay_s = min(delay_s * 2, _POLL_MAX_S)
+
+
+async def release_lease(conn: Connection, slot_id: int, lock_class: int) -> None:
+    """Give lock 1 back, which this session has taken once.
+
+    Raises:
+        TargetLost: the connection broke, and with it the lock.
+    """
+    with target_errors("releasing the lease"):
+        query = sql.SQL("SELECT pg_catalog.pg_advisory_unlock($1::int, $2::int)")
+        await rows(conn, query, [lock_class, lease_key(slot_id)])
 
 
 async def fence(

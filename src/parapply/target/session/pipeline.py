@@ -39,7 +39,7 @@ USED_ONCE: Final = 4 * NAMED_STATEMENTS
 #: SQLSTATE and source file of a server's error that its table of locks is full; the message may be in any language.
 _NO_LOCK: Final = ("53200", "lock.c")
 
-#: As the row count that a statement must report: it is not to be checked, code on the target may change it.
+#: Row count of a statement whose count is not to be checked, because code on the target may change it.
 ANY_COUNT: Final = -1
 
 _OK = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
@@ -55,7 +55,7 @@ def _is_near(fd: int) -> bool:
 
 
 def do_nothing() -> None:
-    """Stand in where no caller wants to know."""
+    """Do nothing, for callers that need no call."""
 
 
 class Prepared(Protocol):
@@ -470,7 +470,7 @@ class Pipeline:
         return self._lost
 
     def forget_statements(self) -> None:
-        """Prepare every statement anew from now on, under the same names, after the server forgot them too."""
+        """Prepare every statement again from now on, under the same names, after the server has also forgotten them."""
         self._names.clear()
         self._used_once.clear()
 

@@ -42,12 +42,12 @@ def gid_of(slot_id: int, xid: int, end_lsn: int) -> str:
 
 
 def start_of_gid(slot_id: int, xid: int) -> str:
-    """Return what the name begins with, for who does not know the end: an outcome names the xid only."""
+    """Return the begin of the name, for callers that do not know the end: an outcome names only the xid."""
     return f"parapply_{slot_id}_{xid}_"
 
 
 async def pending(conn: Connection, slot_id: int) -> dict[int, tuple[str, int]]:
-    """Return what is prepared here for a slot: (name, end LSN of its PREPARE) by xid of the publisher.
+    """Return the transactions prepared here for a slot: (name, end LSN of the PREPARE) by xid of the publisher.
 
     Raises:
         TargetLost: the connection broke.
@@ -79,7 +79,7 @@ async def check_possible(conn: Connection) -> None:
 
 
 async def check_no_orphans(conn: Connection) -> None:
-    """Refuse a target that holds what a built-in subscription has prepared that is no longer there.
+    """Refuse a target with transactions prepared by a built-in subscription that no longer exists.
 
     Its outcome comes through the slot, and would find nothing under a name of ours.
 
@@ -104,7 +104,7 @@ async def check_no_orphans(conn: Connection) -> None:
 
 
 async def check_may_end(conn: Connection, slot_id: int) -> None:
-    """Refuse a role that may not end what is prepared here for a slot: only a superuser and who prepared it may.
+    """Refuse a role that may not end the transactions prepared here for a slot: only a superuser and their owners may.
 
     Raises:
         TargetRefused: another role prepared some of it.

@@ -15,7 +15,6 @@ import psycopg
 from psycopg import sql
 
 from parapply import failpoints
-from parapply.driver import Session
 from parapply.errors import StatementFailed, TargetLost
 from parapply.model import format_lsn
 from parapply.target.session import lease, origins, prepared, settings
@@ -27,6 +26,7 @@ from parapply.target.state import slots as state
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from parapply.login import Login
     from parapply.target.sql.commands import Command
 
 
@@ -37,7 +37,7 @@ class Record(NamedTuple):
     end_lsn: int
     commit_time_us: int  # of the last one, as on the wire
     n_transactions: int
-    low_lsn: int  # everything up to here is committed, or is with it: the watermark for whoever reads the state
+    low_lsn: int  # everything up to here is committed, or is with it: the watermark for readers of the state
     members: tuple[int, ...] = ()  # the end LSNs one by one; (): all from first to end
 
 
@@ -50,7 +50,7 @@ class Proof(NamedTuple):
 class SessionOptions(NamedTuple):
     """Options that all worker sessions of one leader share."""
 
-    dsn: str
+    login: Login
     schema: str
     slot_id: int
     leader_pid: int  # server process that holds the lease
@@ -107,7 +107,7 @@ class WorkerSession:
         origin_problem: OriginProblem | None = _NO_ORIGIN,
     ) -> None:
         """Take over a connection whose settings are pinned and whose fence lock is held; see `connect`."""
-        #: Why what is written here looks as if it were written by a session of this server; None if it does not.
+        #: Reason why rows written here look as if a session of this server wrote them; None if they do not.
         self.origin_problem = origin_problem
         self._stamps = options.tracks_commits and not origin_problem
         version = connection.info.server_version
@@ -136,9 +136,7 @@ class WorkerSession:
             TargetRefused: a privilege is missing.
         """
         with settings.target_errors("connecting a worker"):
-            connection = await Session.connect(
-                settings.client_conninfo(options.dsn, options.application_name, kind="worker"), autocommit=True
-            )
+            connection = await settings.open_session(options.login, options.application_name, kind="worker")
         try:
             await settings.pin_session(
                 connection, kind="worker", role=options.role, synchronous_commit=options.synchronous_commit
@@ -564,7 +562,7 @@ class WorkerSession:
             await self.pipeline.run([_ROLLBACK])
 
     async def forget_statements(self) -> None:
-        """Have every statement planned anew: tables changed under them (trap T-48).
+        """Have every statement planned again, because tables changed under them (trap T-48).
 
         Raises:
             TargetLost: the connection ended.

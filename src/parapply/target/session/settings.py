@@ -18,7 +18,7 @@ import msgspec
 import psycopg
 from psycopg import conninfo, generators, pq, sql
 
-from parapply.driver import Session, dsn_problem, lost_hint
+from parapply.driver import Session, dsn_problem, lost_hint, parameters_of
 from parapply.errors import ConfigError, TargetLost, TargetRefused
 from parapply.quoting import literal
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from psycopg.pq.abc import PGresult
+
+    from parapply.login import Login
 
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 Kind: TypeAlias = Literal["worker", "control"]
@@ -235,7 +237,7 @@ def _target_error(doing: str, error: psycopg.Error) -> ConfigError | TargetRefus
     # The server has ended the session, which psycopg calls an internal error.
     has_stood_still = isinstance(error, psycopg.errors.IdleInTransactionSessionTimeout)
     if has_stood_still or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return TargetLost(text, hint=_SHORTAGES.get(error.sqlstate or "") or lost_hint(text))
+        return TargetLost(text, hint=_SHORTAGES.get(error.sqlstate or "") or lost_hint(error, text))
     return TargetRefused(text)
 
 
@@ -285,7 +287,7 @@ async def target_settings(conn: Connection) -> TargetSettings:
 
 
 async def run_prepared(conn: Connection, name: bytes, query: sql.Composed, params: Sequence[bytes]) -> int:
-    """Do what `rows` does, for a statement that is run often, and return how many rows there are.
+    """Do what `rows` does, for a statement that is run often, and return the number of rows.
 
     Past psycopg's cursors, which take the leader twice as long as this.
 
@@ -317,7 +319,6 @@ def _check(results: Sequence[PGresult]) -> int:
     return result.ntuples
 
 
-@lru_cache(maxsize=16)
 def client_conninfo(dsn: str, application_name: str, *, kind: Kind = "control") -> str:
     """Return the connection string of a session on the target: the DSN, and what it leaves open.
 
@@ -332,13 +333,23 @@ def client_conninfo(dsn: str, application_name: str, *, kind: Kind = "control") 
     parameters: dict[str, Any] = {
         **_CLIENT_PARAMETERS,
         **({"tcp_user_timeout": _QUESTION_TIMEOUT_MS} if kind == "control" else {}),
-        **conninfo.conninfo_to_dict(dsn),
+        **parameters_of(dsn),
         "application_name": application_name,
     }
     return conninfo.make_conninfo(**parameters)
 
 
-async def connect_control(dsn: str, *, role: str, application_name: str) -> Connection:
+async def open_session(login: Login, application_name: str, *, kind: Kind = "control") -> Connection:
+    """Open an autocommit session on the target with nothing pinned.
+
+    Raises:
+        psycopg.Error: no connection.
+    """
+    text = client_conninfo(login.dsn, application_name, kind=kind)
+    return await Session.connect(text, command=login.command, autocommit=True)
+
+
+async def connect_control(login: Login, *, role: str, application_name: str) -> Connection:
     """Open a control session: autocommit, every setting pinned, checked to be direct and writable.
 
     Raises:
@@ -346,7 +357,7 @@ async def connect_control(dsn: str, *, role: str, application_name: str) -> Conn
         TargetRefused: a privilege is missing, a pooler stands between, or the server is read only.
     """
     with target_errors("connecting"):
-        conn = await Session.connect(client_conninfo(dsn, application_name), autocommit=True)
+        conn = await open_session(login, application_name)
     try:
         await pin_session(conn, kind="control", role=role, synchronous_commit="on")
         await check_direct(conn)
@@ -356,14 +367,14 @@ async def connect_control(dsn: str, *, role: str, application_name: str) -> Conn
     return conn
 
 
-async def connect_reader(dsn: str, application_name: str) -> Connection:
+async def connect_reader(login: Login, application_name: str) -> Connection:
     """Open a read-only session for `wait` and `status`: any role that may read the state; also on a standby.
 
     Raises:
         TargetLost: no connection.
     """
     with target_errors("connecting"):
-        conn = await Session.connect(client_conninfo(dsn, application_name), autocommit=True)
+        conn = await open_session(login, application_name)
     try:
         with target_errors("pinning session settings"):
             await conn.execute(_reading(conn.info.server_version).encode())

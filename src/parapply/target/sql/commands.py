@@ -108,7 +108,7 @@ class Command(Statement):
         operation: Operation,
         plan: TablePlan,
     ) -> None:
-        """Keep it all; for a truncate of several tables `plan` is the first one's, and `others` are set afterwards."""
+        """Keep the arguments; for a truncate of several tables `plan` is the first one's, and `others` come later."""
         super().__init__(prepared, parameters, is_binary=prepared.is_set)
         self.expected = expected
         self.operation: Operation = operation
@@ -117,7 +117,7 @@ class Command(Statement):
 
 
 def code_check(commands: Sequence[Command], role: str) -> list[Command]:
-    """Return what fails if code acts on a table of which the plans know none, to follow the commands of a batch.
+    """Return commands that fail if code unknown to the plans acts on a table; they follow the commands of a batch.
 
     Sets write net changes, in the order of the keys: a trigger that was enabled since the catalogue was read would see
     these instead of every change in source order. So would one of a table that has taken the name of the one planned;
@@ -138,7 +138,7 @@ def code_check(commands: Sequence[Command], role: str) -> list[Command]:
 
 
 def guards(plans: Iterable[TablePlan]) -> list[Command]:
-    """Return what fails if a table has code of an owner who may not become the role that applies, to come first.
+    """Return first commands, which fail if a table has code of an owner who may not become the role that applies.
 
     The lock of each keeps triggers, constraints and the like away until the end of the transaction, or until it goes
     back to an earlier savepoint.
@@ -161,7 +161,7 @@ class CommandBuilder:
 
         Args:
             has_prepared: returns whether a transaction is prepared on the target. It may hold one of several equal
-                rows, and its outcome may be waiting for a change of another: a row is chosen then that nothing holds.
+            rows, and its outcome may be waiting for a change of another: then a row is chosen that none holds.
         """
         self.has_prepared = has_prepared
         # By identity: hashing a plan's facts for every batch would cost more than its statements. Each entry keeps
@@ -300,7 +300,7 @@ class CommandBuilder:
                 self._deletes(segment, _without(effects, NET_REPLACE), size_bytes, out)
 
     def _rows(self, segment: RowSegment, size_bytes: int, out: list[Command]) -> None:
-        """Add what applies changes in order: as sets of rows where these are the same, else each."""
+        """Add commands that apply changes in order: as sets of rows where the result is the same, else one by one."""
         if segment.moves and size_bytes <= SET_BYTES and can_move(segment.plan):
             self._moves(segment, out)
             return
@@ -321,7 +321,7 @@ class CommandBuilder:
             out += _sets(statements, insert, net.inserts, size_bytes, "insert")
 
     def _moves(self, segment: RowSegment, out: list[Command]) -> None:
-        """Add what gives rows other keys, in runs in which no move touches a key of another: any order is right."""
+        """Add commands that give rows other keys, in runs where no move touches a key of another, in any order."""
         plan = segment.plan
         statements = self._of(plan)
         for start, end in runs_of_moves(segment):
@@ -349,7 +349,7 @@ class CommandBuilder:
             out += _sets(statements, statements.set_delete, deleted, size_bytes, "delete")
 
     def _foreign(self, plan: TablePlan, rows: list[KeptRow], size_bytes: int, out: list[Command]) -> None:
-        """Add a look whether another writer wrote rows last; one that finds any fails by its count."""
+        """Add a check whether another writer wrote rows last; it fails by its count if it finds any."""
         statements = self._of(plan)
         for command in _sets(statements, statements.set_foreign, rows, size_bytes, "origin"):
             command.expected = 0
@@ -378,7 +378,7 @@ class CommandBuilder:
         asks_first = asks_first or kind == INSERT or plan.facts.oid in self._vetoed
         expected = ANY_COUNT if plan.facts.triggers and asks_first else 1
         if kind == DELETE and any(foreign.is_enforced and foreign.is_cascading for foreign in plan.foreign_keys):
-            # In source order a parent's delete may have taken the row along on the target, too (trap T-25).
+            # In source order a parent's delete may also have taken the row along on the target (trap T-25).
             expected = ANY_COUNT
         if kind == INSERT:
             row = read_insert(frame, len(plan.columns))
@@ -453,7 +453,7 @@ def _numbers(each: list[int]) -> bytes:
 
 
 def _incomplete(plan: TablePlan, row: Row) -> Command:
-    """Return what always fails, in the place of an insert without all values; its positions are those not sent."""
+    """Return a command that always fails, in place of an insert without all values; it has the missing positions."""
     missing = tuple([position for position, value in enumerate(row) if value is UNCHANGED])
     prepared = Sql(name=b"incomplete", text=b"SELECT WHERE false", n_parameters=0, is_set=False, positions=missing)
     return Command(prepared, (), expected=1, operation="incomplete", plan=plan)
@@ -483,7 +483,7 @@ def _sets(
         prepared = build()
         parameters = columns_of(run, prepared.positions, prepared.type_oids, len(plan.columns))
         if None in parameters:
-            # Never again for this plan: where one such value comes others do, and each statement text is planned anew.
+            # Never again for this plan: where one such value comes others do, and each statement text is planned again.
             pairs = zip(prepared.positions, parameters, strict=True)
             statements.send_as_text([position for position, array in pairs if array is None])
             prepared = build()

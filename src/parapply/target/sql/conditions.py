@@ -137,9 +137,9 @@ def _equals(column: ColumnFacts, value: str) -> str:
 
 
 def _stored(column: ColumnFacts, value: str) -> str:
-    """Return a value as an assignment to the column stores it; what the column would refuse stays, and equals nothing.
+    """Return a value as an assignment to the column stores it; a value that it would refuse stays, and equals nothing.
 
-    Not by a cast with the modifier: that cuts texts. Of bit strings and char(n) nothing is lost that counts.
+    Not by a cast with the modifier, which cuts texts. Bit strings and char(n) lose nothing that counts.
     """
     cast, modifier = f"{value}::{column.type_sql}", column.type_modifier
     if modifier == -1:

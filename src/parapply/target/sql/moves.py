@@ -34,7 +34,7 @@ def can_move(plan: TablePlan) -> bool:
 
 
 def runs_of_moves(segment: RowSegment) -> Iterator[tuple[int, int]]:
-    """Yield where each run of moves that may be one set starts, and before which move it ends, in source order."""
+    """Yield the start and the end of each run of moves that may be one set, in source order."""
     key_of = key_reader(segment.plan)
     touched: set[Key] = set()
     start = 0

@@ -184,7 +184,7 @@ class Statements:
         return self._cached("row_update", present, lambda: self._build_row_update(present))
 
     def row_delete(self) -> Sql:
-        """Return the delete of one row, found as in `row_update`; of twins exactly one goes (trap T-24).
+        """Return the delete of one row, found as in `row_update`; of several twins exactly one is deleted (trap T-24).
 
         Raises:
             TargetRefused: the plan allows no deletes.
@@ -204,8 +204,8 @@ class Statements:
     def set_foreign(self) -> Sql:
         """Return a SELECT of one row for each of many rows that another origin wrote last; all are locked.
 
-        Locked before anybody looks at who wrote them, so that nobody writes them between the look and the change. A row
-        that this very transaction wrote, or one so old that nobody knows, is nobody else's.
+        The rows are locked before their writer is checked, so that no session writes them between the check and the
+        change. A row of this very transaction, or one so old that its writer is unknown, has no other writer.
 
         Raises:
             TargetRefused: the plan allows no updates.
@@ -312,8 +312,8 @@ class Statements:
         wanted = [column_is(self._column(position), f"v.o{position}") for position in found]
         wanted += [column_is_null(self._column(position)) for position in nulls]
         tables = "t.tableoid AS tree, " if self.plan.facts.is_partitioned else ""
-        # Without an index one look at the table is enough for all rows, but only a hash join is that, and sessions of
-        # workers have it switched off, as they have reading a whole table. A full join can be nothing else here.
+        # Without an index one scan of the table is enough for all rows, but only a hash join does that, and sessions of
+        # workers have it switched off, like sequential scans. A full join can be nothing else here.
         join = "JOIN" if self.plan.is_indexed else "FULL JOIN"
         pairs = (
             f"SELECT v.*, {tables}t.ctid AS id, t.xmax <> 0 AS is_locked FROM {rows}"
@@ -469,7 +469,7 @@ class Statements:
 
 
 def truncate(tables: Sequence[TableFacts], *, restart_identity: bool) -> Sql:
-    """Return one TRUNCATE of all tables of a message: apart, foreign keys between them would refuse (trap T-26).
+    """Return one TRUNCATE of all tables of a message, as foreign keys between them would refuse several (trap T-26).
 
     Never CASCADE, as in the built-in subscription: the publisher already listed what its own cascade emptied, and
     tables that only the target has must not be emptied.
@@ -532,8 +532,8 @@ def lock_table(facts: TableFacts) -> Sql:
 def counted(prepared: Sql) -> Sql:
     """Return a statement that fails unless it finds as many rows as its last parameter, an int8, says.
 
-    So that COMMIT can be sent behind it without waiting for its answer: in a pipeline nothing runs behind an error. It
-    fails with 22012 (division by zero), like a division of the user's; and costs some tenths of a microsecond a row.
+    COMMIT can be sent behind it without waiting for its answer, because in a pipeline nothing runs behind an error. It
+    fails with 22012 (division by zero), like a division of the user's; and costs a few tenths of a microsecond a row.
     (PostgreSQL manual, "Data-Modifying Statements in WITH".)
 
     Args:

@@ -1,4 +1,4 @@
-"""The table `ddl` of the state: commands of the publisher, and what became of each."""
+"""The table `ddl` of the state: commands of the publisher, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def begin(conn: Connection, schema: str, key: CommandKey) -> None:
 
 
 async def finish(conn: Connection, schema: str, key: CommandKey, outcome: CommandOutcome, reason: str) -> None:
-    """Note what became of a pending command; one that is still pending can be run again.
+    """Note the outcome of a pending command; one that is still pending can be run again.
 
     Raises:
         TargetRefused, TargetLost: it could not be written.

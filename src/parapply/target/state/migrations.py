@@ -1,4 +1,4 @@
-"""How far a migration is: its steps, and the statements after the rows that are committed.
+"""Progress of a migration: its steps, and the statements after the rows that are committed.
 
 In: a control session, the schema's name, which migration. Out: rows of `parapply.migrations` and
 `parapply.migration_items`. A migration is named by slot and publisher, because its first steps come before the slot.
@@ -104,7 +104,7 @@ async def keep(conn: Connection, migration: Migration, step: str, options: str) 
 
 
 class HowFar(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a step is."""
+    """Progress of a step."""
 
     done: int
     total: int  # 0: not known
@@ -114,7 +114,7 @@ class HowFar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def note(conn: Connection, migration: Migration, step: str, how_far: HowFar) -> None:
-    """Note how far a step is."""
+    """Note the progress of a step."""
     query = (
         "UPDATE {s}.migrations SET done = $4::bigint, total = $5::bigint, unit = $6, size_bytes = $7::bigint,"
         " left_s = $8::float8"
@@ -148,7 +148,7 @@ async def add_item(conn: Connection, migration: Migration, item: str) -> None:
 
 
 async def forget(conn: Connection, migration: Migration) -> bool:
-    """Forget a migration that has not come as far as its slot; say whether there was one."""
+    """Forget a migration that has not come as far as its slot; return whether one existed."""
     gone = False
     with target_errors("forgetting the migration"):
         async with conn.transaction():

@@ -36,7 +36,7 @@ class Moves(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_moves(conn: Connection, schema: str, slot_name: str, slot_id: int | None) -> Moves:
-    """Return what is known of a slot; without its number only the migration that has not made it yet.
+    """Return the moves of a slot; without its number only the migration that has not made it yet.
 
     Raises:
         TargetRefused, TargetLost: it cannot be read.

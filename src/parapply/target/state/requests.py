@@ -94,7 +94,7 @@ async def read(conn: Connection, schema: str, request_id: int) -> SnapshotReques
 
 
 async def open_requests(conn: Connection, schema: str, slot_id: int) -> list[SnapshotRequest]:
-    """Return what is asked of a slot's daemon, in the order of asking; requests of sessions that are gone go."""
+    """Return the open requests to a slot's daemon, the oldest first; requests of sessions that are gone are removed."""
     gone = in_schema(
         "DELETE FROM {s}.snapshots WHERE slot_id = $1::int"
         " AND client_pid NOT IN (SELECT pid FROM pg_catalog.pg_stat_get_activity(NULL))",

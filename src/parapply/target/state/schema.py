@@ -177,7 +177,7 @@ def _comments(schema: str) -> Iterator[sql.Composed]:
 
 
 async def drop_schema(conn: Connection, schema: str) -> bool:
-    """Drop the state schema if no slot is left in it; say whether it went.
+    """Drop the state schema if no slot is left in it; return whether it was dropped.
 
     Only our own objects go: a schema with objects of others stays, without ours.
 

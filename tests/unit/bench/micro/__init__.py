@@ -1,1 +1,1 @@
-"""What measures single parts."""
+"""Measurements of single parts."""

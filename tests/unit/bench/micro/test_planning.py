@@ -19,7 +19,7 @@ def test_streams_are_planned_whole(name: str, size: int) -> None:
 
 
 def test_streams_differ_in_their_plans_only() -> None:
-    """What an index or a foreign key costs is seen because nothing else differs."""
+    """The cost of an index or a foreign key is visible because nothing else differs."""
     streams = {name: stream(name, 20) for name in NAMES}
     assert streams["no further index"].frames == streams["2 unique indexes"].frames
     assert streams["no foreign key"].frames == streams["2 foreign keys"].frames

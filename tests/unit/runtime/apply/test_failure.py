@@ -1,4 +1,4 @@
-"""What a failure at the head means, and what the operator is told of it."""
+"""Meaning of a failure at the head, and the message about it for the operator."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def command(operation: Operation, table: Spec | TablePlan = PLAIN) -> Command:
     ],
 )
 def test_verdicts(sqlstate: str, expected: FailureClass) -> None:
-    """Somebody else's lock is waited for, a stale plan is looked up again, everything else is final (F24, T-48)."""
+    """Another session's lock is waited for, a stale plan is looked up again, everything else is final (F24, T-48)."""
     assert classify(StatementFailed("", sqlstate=sqlstate)) is expected
 
 

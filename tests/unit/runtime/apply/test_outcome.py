@@ -1,4 +1,4 @@
-"""What became of a prepared transaction, where the target refuses it at first."""
+"""Outcome of a prepared transaction, where the target refuses it at first."""
 
 from __future__ import annotations
 

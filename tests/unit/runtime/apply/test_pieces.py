@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 async def test_a_piece_that_failed_while_nobody_waited_for_it_is_no_complaint_of_the_loop() -> None:
-    """A worker that waits for more of its transaction does not wait for the piece; others tell of the lost target."""
+    """A worker that waits for more of its transaction does not wait for the piece; others report the lost target."""
     told: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: told.append(context))

@@ -143,7 +143,7 @@ async def test_it_does_not_ask_without_need(why: str) -> None:
 
 
 async def test_nothing_is_said_after_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the monitor saw just before the end does not make a daemon that stops one that runs, for people."""
+    """The monitor's last look before the end does not show a daemon that stops as one that runs."""
     said: list[tuple[str, str]] = []
 
     async def advance(*arguments: object) -> None:
@@ -184,7 +184,7 @@ async def test_who_waits_is_told_at_once_what_is_visible_and_what_is_durable(
 ) -> None:
     """With no timer due, a commit is reported as applied before the flush, and as flushed only after it (T-1).
 
-    What commits during a flush is not durable by it: the next one follows. Commits that are durable by themselves need
+    A commit during a flush is not made durable by it: the next one follows. Commits that are durable without it need
     none.
     """
     lab = _Lab(advance_interval_s=3600, is_apply_durable=is_apply_durable)

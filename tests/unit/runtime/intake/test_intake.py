@@ -27,6 +27,7 @@ from parapply.runtime.intake.special import SpecialTransactions
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.runtime.pool.two_phase import TwoPhase
+from parapply.runtime.shares import share_of
 from parapply.spill import Spill
 from parapply.target.state.slots import SlotState
 from parapply.wire.assembler import Assembler
@@ -54,7 +55,7 @@ class _Sender:
 
 
 class _Stream:
-    """Feeds frames as the socket would: what is here at once is drained at once."""
+    """Feeds frames as the socket would: all available ones are drained at once."""
 
     gathers = True
     waiting_bytes = 0
@@ -183,7 +184,7 @@ class _Lab:
             admits,
             SpecialTransactions(admits, commands, streams, piece_bytes=piece_bytes),
             self.batcher,
-            room=Room(flight, memory_limit_bytes=limits.memory_limit_bytes, fewest_workers=limits.first_workers),
+            room=Room(flight, share_of(limits)),
             due=DueTimes(0, None),
             reports=self,
         )
@@ -265,7 +266,7 @@ async def settle() -> None:
 
 
 async def test_without_a_backlog_each_transaction_leaves_alone_and_at_once() -> None:
-    """Merging never adds latency: an idle worker gets the first transaction before a second is there."""
+    """Merging never adds latency: an idle worker gets the first transaction before a second has come."""
     lab = _Lab()
     async with lab.running():
         for _ in range(2):
@@ -326,7 +327,7 @@ async def test_while_all_workers_are_busy_transactions_gather_in_one_batch() -> 
         for _ in range(3):
             lab.stream.feed(*lab.transaction())
         await settle()
-        assert len(lab.pool.flight.state.jobs) == 1, "nobody is free: nothing is closed"
+        assert len(lab.pool.flight.state.jobs) == 1, "no worker is free: nothing is closed"
         second = asyncio.create_task(lab.take())
         assert len((await second).batch.transactions) == 3
         lab.commit(job)
@@ -383,7 +384,7 @@ async def test_reading_stops_while_enough_batches_wait_and_goes_on_when_one_has_
         assert lab.reader.is_paused
         assert not lab.stream.reading.is_set()
         n_waiting = len(lab.pool.flight.state.jobs)
-        assert n_waiting < 10, "what came with it in one read waits, too"
+        assert n_waiting < 10, "transactions that came with it in one read also wait"
         for _ in range(10):
             lab.commit(await lab.take())
             assert len(lab.pool.flight.state.jobs) <= n_waiting
@@ -396,7 +397,7 @@ async def test_bytes_that_wait_for_a_busy_intake_do_not_wake_it_again_and_again(
     """While the catalogue or a large transaction takes its time the socket is left alone; then all of it is read.
 
     A descriptor that stays readable would call back in every turn of the loop: a core lost just when the target needs
-    it. Nor is the publisher silent meanwhile, however long it takes: `is_paused` says so (progress reads it).
+    it. Nor is the publisher silent during that time, however long: `is_paused` says so (progress reads it).
     """
     lab = _Lab()
     announcement = announced()
@@ -510,7 +511,7 @@ async def test_what_is_announced_again_as_it_is_ends_no_batch_and_asks_nothing()
 
 
 async def test_what_a_transaction_announced_that_is_left_out_is_known_to_retries() -> None:
-    """A retry starts with the plans before its batch, and meets no announcement but those of its transactions."""
+    """A retry starts with the plans before its batch, and meets no announcement but its transactions' own."""
     lab = _Lab()
     lab.tables.is_read_ahead = True
     async with lab.running():

@@ -1,4 +1,4 @@
-"""What limits, over the last minutes of the daemon."""
+"""The limiting factor over the last minutes of the daemon."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _look(
             "",
             "apply.max_changes_per_s held changes back, 75 %",
         ),
-        # What all workers are busy with would take its time also without it.
+        # The work that keeps all workers busy would take its time also without it.
         (_look("executing", {"CPU": 2}, throttled_s=1.0), "target", "CPU", "on its processors"),
         (_look("dependency"), "dependency", "", "Dependencies on key a_pkey in public.a"),
         (_look("commit", {"client": 2}), "commit", "order", "in source order"),

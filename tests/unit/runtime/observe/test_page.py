@@ -1,21 +1,23 @@
-"""What the daemon's page costs: made when it is asked for, once a second at most, and cut where there is much."""
+"""Cost of the daemon's page: made on request, once a second at most, and cut where it would be large."""
 
 from __future__ import annotations
 
 import asyncio
 
 from parapply.config import Config
+from parapply.login import Login
 from parapply.metrics.figures import Figures
 from parapply.runtime.observe.gauges import Gauges
 from parapply.runtime.observe.health import Health
 from parapply.runtime.observe.page import StatusPage
 from parapply.runtime.observe.systemd import Notifier
+from parapply.runtime.shares import share_of
 from parapply.source.waits import PublisherWaits
 from parapply.vocabulary import DaemonState, WaitKind
 
 
 async def _page(figures: Figures, now_s: list[float]) -> tuple[StatusPage, Health]:
-    gauges = Gauges(Config(), None, PublisherWaits(lambda: "", lambda _: None))
+    gauges = Gauges(Config(), share_of(Config().apply), None, PublisherWaits(lambda: Login(""), lambda _: None))
     health = Health("<slot>", gauges, Notifier())
     return StatusPage("<slot>", figures, gauges, health, clock=lambda: now_s[0]), health
 

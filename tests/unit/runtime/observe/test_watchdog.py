@@ -1,4 +1,4 @@
-"""When the leader counts as stuck: a part that does not move and waits for nobody, for longer than is patient."""
+"""Signs that the leader is stuck: a part that neither moves nor waits for anything, for longer than the patience."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_part_that_moves_lives() -> None:
 
 
 def test_a_part_that_stands_still_is_stuck() -> None:
-    """One that waits for nobody and shows the same for longer than the patience; moving once, it lives again."""
+    """A part that waits for nothing and shows the same for longer than the patience; once it moves, it lives again."""
     watchdog = Watchdog()
     assert _stuck_after(watchdog, (0, 1, ""), (5, 1, ""), (11, 1, "")) == "intake"
     assert _stuck_after(watchdog, (12, 2, "")) == ""
@@ -42,7 +42,7 @@ def test_each_part_counts_for_itself() -> None:
 
 
 def test_a_pause_of_the_process_is_nobodys_fault() -> None:
-    """After the process stood still, all parts begin anew."""
+    """After the process was paused, all parts begin again."""
     watchdog = Watchdog()
     watchdog.look([Heartbeat("intake", 1, "")], 0)
     watchdog.forget()

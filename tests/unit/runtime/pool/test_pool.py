@@ -1,4 +1,4 @@
-"""Who may start and who may commit, in both orders, whatever the workers do."""
+"""Permission to start and to commit, in both orders, whatever the workers do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class _Run:
-    """A worker pool whose workers take random numbers of steps and sometimes are told to yield.
+    """A worker pool whose workers take random numbers of steps and sometimes have to yield.
 
     Some batches are the ends of transactions that a worker follows from an earlier batch on, if one is free.
     """
@@ -64,7 +64,7 @@ class _Run:
                 self._come_or_leave(workers)
                 self._follow_some(at)
                 if isinstance(job, StreamJob):
-                    # Of one that nobody follows any more the end is a batch like any other.
+                    # The end of one that is no longer followed is a batch like any other.
                     job = self.pool.flight.follower_of(job.stream) or job  # noqa: PLW2901
                     job.batch = self.jobs[at].batch
                     buffer_of(job).end = job.batch.transactions[-1]
@@ -112,7 +112,7 @@ class _Run:
             stream = buffer_of(job)
             if not stream.is_followed and not stream.why_spilled and self.random.random() < 0.5:
                 stream.is_followed = True
-                # What its first chunk came after.
+                # Its first chunk came after this batch.
                 self.after_seqs[stream.xid] = self.jobs[at - 1].batch.seq if at else 0
                 self.pool.follow(StreamJob(Batch(0), {}, stream))
 
@@ -169,7 +169,7 @@ class _Run:
                 self.n_given_back += 1
                 n_calls = self.n_idle_calls
                 self.pool.give_back(job)
-                assert self.n_idle_calls > n_calls, "nobody was told that there is room"
+                assert self.n_idle_calls > n_calls, "no worker heard that there is room"
             else:
                 self._check_commit(job)
                 self.pool.committed(job, 0.0)
@@ -262,7 +262,7 @@ def test_all_commit_and_nobody_starts_before_what_it_depends_on(
 
 
 def test_the_watermark_moves_only_with_the_head() -> None:
-    """What commits is the head, so the low LSN is the end of the last commit (trap T-2)."""
+    """Only the head commits, so the low LSN is the end of the last commit (trap T-2)."""
     publisher = Publisher()
     wishes = [Op("put", 0, 1), Op("commit", 0), Op("put", 0, 2), Op("commit", 0)]
     jobs = [SetJob(batch, {}) for batch in batches(assembled(publisher.run(wishes)), publisher.plans, [1, 1])]

@@ -44,7 +44,7 @@ def test_what_was_not_rolled_back_is_applied_once_and_in_order(
 ) -> None:
     """Any tree of subtransactions, cut into chunks anywhere, followed from any point on and given up at any other.
 
-    What is applied is what is left on the publisher (trap T-51), and no file stays.
+    The applied changes are the ones left on the publisher (trap T-51), and no file stays.
     """
     asyncio.run(_random_transaction(tmp_path_factory.getbasetemp(), random.Random(seed)))
 
@@ -116,7 +116,7 @@ async def test_f21_what_cannot_be_kept_fails_at_its_end_and_not_before(tmp_path:
 
 
 async def test_f21_what_was_rolled_back_need_not_be_kept(tmp_path: Path) -> None:
-    """A transaction that could not be kept, and is rolled back on the publisher, troubles nobody (fault F21)."""
+    """A transaction that could not be kept, and is rolled back on the publisher, has no effect (fault F21)."""
     streams = StreamBuffers(Spill(tmp_path, 100), ALL_ON_DISK)
     await streams.add(_piece(_row(2) * 20), Chunk(xid=2, runs=((0, 2),)), 0)
     streams.abort(StreamAbort(xid=2, subxid=2, abort_lsn=None, abort_time_us=None))

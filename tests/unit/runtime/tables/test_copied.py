@@ -9,7 +9,7 @@ _ONE, _TWO = ("s", "one"), ("s", "two")
 
 
 def test_once_and_each_day() -> None:
-    """A table is told of when it is first seen, a day later, and again when it waits a second time."""
+    """A table is reported when it is first seen, a day later, and again when it waits a second time."""
     warnings = DailyWarnings()
     assert warnings.due([_ONE], 5.0) == [_ONE]
     assert warnings.due([_ONE, _TWO], 6.0) == [_TWO]

@@ -58,7 +58,7 @@ def of_batch(*payloads: bytes) -> list[Command]:
 
 
 def elements(array: bytes | None) -> list[object]:
-    """Read a binary array as array_recv does; the compiled twin makes those of integers, whose texts come out here."""
+    """Read a binary array as array_recv does; the compiled twin makes arrays of integers, whose texts come out here."""
     assert array is not None
     dimensions, has_null, element_oid, length, lower = struct.unpack_from("!iiIii", array)
     assert (dimensions, lower) == (1, 1)
@@ -165,7 +165,7 @@ def test_a_row_inserted_and_deleted_in_a_batch_must_not_be_there() -> None:
 
 
 def test_a_replaced_row_is_deleted_and_inserted() -> None:
-    """Columns that only the target has must start anew, so delete then insert is not an update."""
+    """Columns that only the target has must get their defaults again, so delete then insert is not an update."""
     oid = PLAIN.oid
     made = of_batch(build.delete(key=cells("1", None, None), oid=oid), build.insert(cells("1", "n", "m"), oid=oid))
     assert [command.operation for command in made] == ["delete", "insert"]

@@ -62,7 +62,7 @@ def _texts(row: Row) -> list[str | None]:
 
 
 class Table:
-    """Rows with a column that only the target has: the number in front, which tells twins apart."""
+    """Rows with a column that only the target has: the number in front, which distinguishes twins."""
 
     def __init__(self, rows: Sequence[Values]) -> None:
         """Number the rows."""

@@ -1,4 +1,4 @@
-"""What the state of a slot says of a transaction that comes again."""
+"""Verdict of a slot's state on a transaction that comes again."""
 
 from __future__ import annotations
 

@@ -1,0 +1,173 @@
+"""The commands that take one database or several: `check`, `status`, `verify`. Loaded when one is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from parapply.cli.main import _connection_options as connection_options
+from parapply.cli.several import Result, Several, configs, several_options
+
+if TYPE_CHECKING:
+    from parapply.config import Config
+
+
+def _heading(config: Config) -> None:
+    """Print the slot that the lines below are about."""
+    click.echo(f"slot {config.source.slot}:")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  parapply check --source "host=a dbname=app" --target "host=b dbname=app" --slot app --publication app
+  parapply check --config app.toml --copy
+  parapply check --config app.toml --copy --schema
+  parapply check --config app.toml --json | jq -r '.findings[] | select(.severity == "refused") | .fix'
+It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 3 or 4: `init` would refuse, and end so.""",
+)
+@connection_options
+@several_options
+@click.option("--copy", "is_copy", is_flag=True, help="Also look at the needs of `init --copy`.")
+@click.option("--schema", "brings_schema", is_flag=True, help="With --copy: tables that are missing will be made.")
+@click.option("--truncate", "truncates", is_flag=True, help="With --copy: tables that hold rows will be emptied.")
+@click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="Sessions of the copy.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+def check(
+    *,
+    is_copy: bool,
+    brings_schema: bool,
+    truncates: bool,
+    connections: int,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Report what would make init, the copy or the stream fail or hurt, before anything is made."""
+    if not is_copy and (brings_schema or truncates):
+        raise click.UsageError("--schema and --truncate belong to --copy")
+    found = configs(options)
+    from parapply.check import command, look, show  # noqa: PLC0415
+
+    how = look.CheckOptions(is_copy=is_copy, brings_schema=brings_schema, truncates=truncates, connections=connections)
+    if not isinstance(found, Several):
+        return command.check(found, how, as_json=as_json)
+
+    def one(config: Config) -> Result:
+        report = asyncio.run(look.look(config, how))
+        if report.exit_code and not as_json:
+            _heading(config)
+            show.show(report, as_json=False)
+        return Result(report.exit_code, show.summary(report), show.document(report))
+
+    return found.each(one, as_json=as_json)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  parapply status --config app.toml
+  parapply status --config app.toml --watch
+  parapply status --config app.toml --json | jq .lag_bytes
+  parapply status --config app.toml --json --watch | jq --unbuffered .lag_s
+  parapply status --json-schema""",
+)
+@connection_options
+@several_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for programs; with --watch one a line.")
+@click.option("--json-schema", "shows_schema", is_flag=True, help="Print the JSON Schema of --json; asks no server.")
+@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
+def status(*, as_json: bool, shows_schema: bool, watch: bool, **options: Any) -> int:  # noqa: ANN401  click's options
+    """Show state, lag, watermark, workers and tables; of several databases, a line of each."""
+    if shows_schema:
+        from parapply.commands import status_schema  # noqa: PLC0415
+
+        click.echo(json.dumps(status_schema.schema(), indent=2))
+        return 0
+    found = configs(options, "source.publications")
+    from parapply.commands import state_reader  # noqa: PLC0415
+    from parapply.commands import status as screen  # noqa: PLC0415
+
+    if not isinstance(found, Several):
+        screen.show(found, as_json, watch)
+        return 0
+    if watch:
+        raise click.UsageError("--watch is of one database: give --database NAME")
+
+    def one(config: Config) -> Result:
+        report = asyncio.run(state_reader.collect(config))
+        return Result(0, screen.line(report), report)
+
+    return found.each(one, as_json=as_json)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  parapply verify --config app.toml
+  parapply verify --config app.toml --table public.orders --statements
+  parapply verify --config app.toml --json | jq '.tables[] | select(.is_equal | not)'
+Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in use.""",
+)
+@connection_options
+@several_options
+@click.option("--table", "tables", metavar="SCHEMA.TABLE", multiple=True, help="Compare just this one; repeatable.")
+@click.option("--connections", type=click.IntRange(1, 64), default=2, show_default=True, help="On each side.")
+@click.option(
+    "--max-keys", type=click.IntRange(min=1), default=100, show_default=True, help="Differing keys named for a table."
+)
+@click.option(
+    "--sampled",
+    "sampled_ranges",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Compare N ranges of about 10,000 rows of each large table, others each time.  [default: all]",
+)
+@click.option(
+    "--max-pause",
+    "max_pause_s",
+    type=click.FloatRange(min=0.1),
+    default=10,
+    show_default=True,
+    metavar="S",
+    help="Longest pause of the daemon for the source's snapshot.",
+)
+@click.option("--statements", "prints_statements", is_flag=True, help="Print SQL that would repair the target.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+def verify(
+    *,
+    tables: tuple[str, ...],
+    connections: int,
+    max_keys: int,
+    sampled_ranges: int | None,
+    max_pause_s: float,
+    prints_statements: bool,
+    as_json: bool,
+    **options: Any,  # noqa: ANN401  click's options
+) -> int:
+    """Compare source and target at one LSN, online."""
+    found = configs(options)
+    from parapply.verify import command  # noqa: PLC0415
+
+    how = command.VerifyOptions(
+        tables=tables,
+        connections=connections,
+        max_keys=max_keys,
+        sampled_ranges=sampled_ranges or 0,
+        max_pause_s=max_pause_s,
+        prints_statements=prints_statements,
+        as_json=as_json,
+    )
+    if not isinstance(found, Several):
+        return command.verify(found, how)
+
+    def one(config: Config) -> Result:
+        if not as_json:
+            _heading(config)
+        result = asyncio.run(command.comparison(config, how))
+        said = command.said(result.verdicts, result.taken)
+        return Result(0 if result.is_equal else 1, said, command.document(result.verdicts, result.taken))
+
+    return found.each(one, as_json=as_json)

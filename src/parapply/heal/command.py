@@ -1,0 +1,442 @@
+"""`parapply heal`: another slot in the place of one that is lost, and only what differs is copied again.
+
+In: the configuration and options. Out: a slot, and a target that equals the publisher at the slot's start.
+
+The way of the data, as every step may be the last one before a kill:
+
+1. The lease and the copy lock are taken, so that no daemon and no copy writes, and their last sessions are waited for.
+   The state and the slot are read; a slot that gives all that the target lacks is refused.
+2. The target's snapshot is taken, then the publisher's, from a temporary slot: S, as of its consistent point C. It
+   shows every transaction whose commit record lies before C and no other. In a two-way pair S is taken only when each
+   slot of the target has sent all that the target's snapshot shows: rows of the target that are not in S were then
+   deleted on the publisher.
+3. Every table is compared under both snapshots, range by range, and the rows of ranges that differ key by key
+   (`compare.py`). Up to here nothing is changed: a dry run ends, and so does one with more rows than allowed.
+4. In one transaction the watermark becomes 0/0 and the records of transactions go (`target/state/heals.py`). No daemon
+   starts from then on, whatever slot exists. Transactions that the lost slot has prepared on the target are rolled
+   back, because S has the rows of those that were committed, and none is prepared while S is made.
+5. The old slot is dropped, and the new one made as a copy of the temporary one: it begins at C, before which nothing is
+   missing in S.
+6. Each table that differs is made equal to S, in one transaction and under the slot's origins (`repair.py`), or is
+   emptied and copied whole from S, as a first copy is (`copy/load.py`).
+7. In one transaction the watermark becomes C, and every table of this heal is noted as copied as of C. The daemon
+   goes on from there. Conflicts that stopped it lie before C, and become `repaired` with its first look.
+
+A kill before 4 has changed nothing. After it the next heal finds 0/0, drops the slot of this one, and compares again
+with a later snapshot: rows that were repaired differ no more unless they have changed since. So the rows themselves are
+the record of the work done, and no note can disagree with them.
+
+Tables that are paused stay paused. Tables that wait because they were published later, and never copied, wait for
+`refresh`; so does a table that was published while the slot was lost and holds rows here. A table that waits because
+changes of it may be missing is compared and waits no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+from psycopg import sql
+
+from parapply import connect, failpoints
+from parapply.continuity import kept_without_copy
+from parapply.copy import snapshot as snapshots
+from parapply.copy import tables as on_target
+from parapply.copy.bar import Bar
+from parapply.copy.load import CopyLoad, LoadOptions
+from parapply.copy.published import PublishedTable, check_readable, published_tables
+from parapply.copy.unchanged import check_unchanged
+from parapply.copy.writer import Writers
+from parapply.errors import ParapplyError, SlotLost, SourceRefused, TargetRefused
+from parapply.heal.compare import HealPlan, TableComparison, before_tables
+from parapply.heal.repair import check_temporary, repair
+from parapply.model import format_lsn
+from parapply.printable import printable
+from parapply.source import ddl_queue, late_tables, refusals, slot
+from parapply.target.catalogue.facts import look_for_foreign_code
+from parapply.target.session import lease, origins, prepared, settings
+from parapply.target.state import commands, copies, cutovers, heals
+from parapply.vocabulary import CopyState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.config import Config
+    from parapply.copy.snapshot import SourceSnapshot
+    from parapply.plan.copy_starts import Name
+    from parapply.target.state.slots import SlotState
+
+#: Rows that are copied or deleted without being asked for more: minutes, and a few hundred megabytes of keys in memory.
+MAX_ROWS: Final = 1_000_000
+#: Seconds to wait for who follows the target in a two-way pair.
+_FOLLOW_S: Final = 60.0
+_POLL_S: Final = 0.1
+_DIFFERENT: Final = 1
+_PUBLISHED_LATER: Final = "published while the slot was lost, and the target's table holds rows"
+
+
+class HealOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to heal."""
+
+    is_dry: bool = False
+    max_rows: int = MAX_ROWS
+    whole: tuple[str, ...] = ()  # schema.table: emptied and copied
+    connections: int = 4  # on each side
+
+
+class _Tables(msgspec.Struct, frozen=True, kw_only=True):
+    """The published tables, by what is to be done with them."""
+
+    compared: list[PublishedTable]
+    begun: frozenset[int]  # of these, by OID: their first copy was interrupted
+    left: list[str]  # lines about others
+    later: list[PublishedTable]  # that wait from now on
+    known: copies.Copies
+
+
+def heal(config: Config, options: HealOptions) -> int:
+    """Heal the slot, and return the exit code: 0; 1 of a dry run that has found something to copy.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: an end is not as it must be; the same command goes on.
+        LeaseHeld: a daemon or another command works on the slot.
+    """
+    return asyncio.run(_heal(config, options))
+
+
+async def _heal(config: Config, options: HealOptions) -> int:
+    async with connect.open_both(config, "heal") as ends:
+        facts = await slot.inspect(ends.source, config.source.slot)
+        await slot.check_publications(ends.source, config.source.publications)
+        found = await connect.known_state(config, ends.target, facts.system_identifier)
+        if found is None:
+            raise TargetRefused(
+                f"the target knows nothing of slot {config.source.slot!r}", hint="run `parapply init --copy`"
+            )
+        await _own(config, ends, found.slot_id)
+        run = _Run(config, options, ends, found.slot_id)
+        await run.check_lost(facts)
+        return await run.heal(await run.tables())
+
+
+async def _own(config: Config, ends: connect.Connections, slot_id: int) -> None:
+    """Take both locks of the slot, and wait for sessions of who held them before.
+
+    Raises:
+        LeaseHeld: a daemon or a copy runs.
+        SourceRefused, SourceLost, TargetRefused, TargetLost: the target is cut over, or an end is away.
+    """
+    for lock_class in (lease.LOCK_CLASS, lease.COPY_LOCK_CLASS):
+        await lease.take_lease(ends.target, slot_id, 0, lock_class=lock_class)
+        await lease.fence(ends.target, slot_id, lambda _: None, lock_class=lock_class)
+    await connect.check_back(config, ends.source, await slot.inspect(ends.source, config.source.slot))
+    await cutovers.check_may_write(
+        ends.target, config.target.state_schema, slot_id, config.source.slot, until=cutovers.COPIES_STOP
+    )
+
+
+class _Run:
+    """One command; the locks of the slot are held."""
+
+    def __init__(self, config: Config, options: HealOptions, ends: connect.Connections, slot_id: int) -> None:
+        self._config = config
+        self._options = options
+        self._source, self._target = ends.source, ends.target
+        self._slot_id = slot_id
+        self._name, self._schema = config.source.slot, config.target.state_schema
+        self._login = config.source.login
+        self._timeline = 0
+
+    async def check_lost(self, facts: slot.SourceFacts) -> None:
+        """Refuse a slot that is not lost, and say why one is.
+
+        Raises:
+            SourceRefused: it gives all that the target lacks, or is not the publisher's that the target follows.
+            SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+        """
+        facts = await refusals.with_timeline(self._source, facts, self._login)
+        self._timeline = facts.timeline
+        # Read again: a daemon that has just ended may have applied more.
+        found: SlotState | None = await connect.known_state(self._config, self._target, facts.system_identifier)
+        known = await connect.known_position(self._target, found)
+        is_two_phase = self._config.source.two_phase
+        try:
+            await refusals.check(self._source, facts, self._login, self._name, known, two_phase=is_two_phase)
+        except SlotLost as error:
+            click.echo(printable(str(error)))
+            return
+        raise SourceRefused(
+            f"slot {self._name!r} gives all that the target lacks: it needs no healing",
+            hint="`parapply run` applies it; `parapply verify` compares rows, and `parapply refresh --table` copies a"
+            " table again",
+        )
+
+    async def tables(self) -> _Tables:
+        """Return the tables to compare; refuse those that cannot be compared or written.
+
+        Raises:
+            SourceRefused, SourceLost, TargetRefused, TargetLost: some cannot be, or an end is away.
+        """
+        config = self._config
+        published = await published_tables(self._source, config.source.publications, config.mapping)
+        by_text = {table.text for table in published}
+        if missing := [text for text in self._options.whole if text not in by_text]:
+            raise SourceRefused(f"not published: {', '.join(missing)}", hint="write schema.table")
+        await check_readable(self._source, published)
+        known = await copies.load(self._target, self._schema, self._slot_id)
+        rows = {row.source_oid if row.source_oid is not None else row.name: row for row in known.tables}
+        compared, left, later, unknown = [], [], [], []
+        begun = set()
+        for table in published:
+            row = rows.get(table.oid) or rows.get(table.full_name)
+            if row is None:
+                unknown.append(table)
+            elif row.is_paused or (row.is_late and not row.is_again):
+                left.append(f"{table.shown}: not compared: {row.reason}")
+            else:
+                compared.append(table)
+                if row.state != CopyState.COPIED and not row.is_again:
+                    begun.add(table.oid)
+        await on_target.check_columns(self._target, [table.here() for table in [*compared, *unknown]])
+        if known.is_listed and unknown:
+            full = await on_target.not_empty(self._target, [table.here() for table in unknown], config.target)
+            later = [table for table in unknown if table.here().full_name in {one.full_name for one in full}]
+            left += [
+                f"{table.shown}: not compared: {_PUBLISHED_LATER}; `parapply refresh` copies it" for table in later
+            ]
+        compared += [table for table in unknown if table not in later]
+        await self._check_writable(compared)
+        return _Tables(compared=compared, begun=frozenset(begun), left=left, later=later, known=known)
+
+    async def _check_writable(self, tables: Sequence[PublishedTable]) -> None:
+        here = [table.here() for table in tables]
+        await on_target.check_access(self._target, here, emptied=[])
+        await check_temporary(self._target)
+        if self._config.target.apply_as == "owner":
+            role = self._config.target.session_replication_role
+            for table in here:
+                await look_for_foreign_code(self._target, *table.full_name, table.columns, role=role)
+
+    async def heal(self, tables: _Tables) -> int:
+        """Do all from the snapshots on; errors as `heal`."""
+        shapes = await on_target.shapes(self._target, [table.here() for table in tables.compared])
+        async with AsyncExitStack() as stack:
+            readers = await self._target_readers(stack)
+            await self._until_followed(tables.compared)
+            click.echo("waiting for the publisher's snapshot: transactions that run there must end, prepared ones too")
+            snapshot = await stack.enter_async_context(snapshots.exported(self._login, None))
+            marks = await check_unchanged(self._config, tables.compared, snapshot, None)
+            plans = await self._compare(readers, snapshot, tables)
+            left = [plan for plan in plans if not plan.is_equal]
+            self._say(tables, left)
+            self._check_budget(left)
+            await self._warn_of_commands()
+            if self._options.is_dry:
+                return _DIFFERENT if left else 0
+            whole = [plan.table for plan in left if plan.why_whole]
+            await on_target.check_access(
+                self._target, [table.here() for table in whole], emptied=[table.here() for table in whole]
+            )
+            failpoints.probe(failpoints.HEAL_COMPARED)
+            await self._replace_slot(snapshot)
+            await self._rename(tables)
+            n_rows = await self._repair([plan for plan in left if not plan.why_whole], snapshot)
+            n_rows += await self._copy_whole(whole, snapshot, shapes, is_listed=tables.known.is_listed)
+            failpoints.probe(failpoints.HEAL_DONE)
+            await self._finish(tables, snapshot, marks)
+        click.echo(
+            f"healed: slot {self._name!r} begins at {format_lsn(snapshot.lsn)}, where the target equals the publisher;"
+            f" {n_rows:,} rows were copied. Start the daemon: `parapply run`"
+        )
+        return 0
+
+    # -- the snapshots, and what they show
+
+    async def _target_readers(self, stack: AsyncExitStack) -> list[settings.Connection]:
+        """Open sessions that see one snapshot of the target."""
+        readers: list[settings.Connection] = []
+        name = ""
+        for _ in range(self._options.connections):
+            conn = await stack.enter_async_context(await connect.open_target(self._config, "heal"))
+            with settings.target_errors("taking a snapshot"):
+                await conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                if readers:
+                    await conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(name)))
+                else:
+                    ((name,),) = await settings.rows(conn, sql.SQL("SELECT pg_catalog.pg_export_snapshot()"))
+            readers.append(conn)
+        return readers
+
+    async def _until_followed(self, tables: Sequence[PublishedTable]) -> None:
+        """Return, in a two-way pair, when all that the target's snapshot shows was sent on.
+
+        Raises:
+            TargetRefused: a slot of the target is not read.
+            TargetLost: the connection broke.
+        """
+        names = [table.here().full_name for table in tables]
+        if self._config.source.origin != "none" or not (slots := await origins.followers(self._target, names)):
+            return
+        message = sql.SQL("SELECT pg_catalog.pg_logical_emit_message(true, 'parapply heal', '')::text")
+        behind = sql.SQL(
+            "SELECT slot_name::text FROM pg_catalog.pg_replication_slots WHERE slot_name = ANY ($1::text[])"
+            " AND confirmed_flush_lsn IS DISTINCT FROM NULL AND confirmed_flush_lsn < $2::pg_lsn ORDER BY 1"
+        )
+        with settings.target_errors("looking who follows the target"):
+            ((lsn,),) = await settings.rows(self._target, message)
+            deadline_s = asyncio.get_running_loop().time() + _FOLLOW_S
+            while late := await settings.rows(self._target, behind, [slots, lsn]):
+                if asyncio.get_running_loop().time() >= deadline_s:
+                    raise TargetRefused(
+                        f"target: slot {late[0][0]!r} has not sent all of its changes, and rows that the publisher does"
+                        " not have yet would be taken for rows that were deleted there",
+                        hint="start the daemon that applies that slot to the publisher, and run the same command again",
+                    )
+                await asyncio.sleep(_POLL_S)
+
+    async def _compare(
+        self,
+        target: Sequence[settings.Connection],
+        snapshot: SourceSnapshot,
+        tables: _Tables,
+    ) -> list[HealPlan]:
+        name = f"parapply heal {self._name}"
+        async with AsyncExitStack() as reading:
+            source = [
+                await reading.enter_async_context(await snapshots.open_reader(self._login, name, snapshot))
+                for _ in range(self._options.connections)
+            ]
+            with slot.source_errors("comparing"):
+                await before_tables(source)
+            with settings.target_errors("comparing"):
+                await before_tables(target)
+            named = {table.oid for table in tables.compared if table.text in self._options.whole}
+            with Bar("comparing", has_bytes=False) as bar:
+                pages = sum(leaf.pages for table in tables.compared for leaf in table.leaves)
+                bar.begin(len(tables.compared), 2 * pages, 0)
+                comparison = TableComparison(source, target, max_rows=self._options.max_rows, bar=bar)
+                plans = await comparison.run(
+                    tables.compared, named=named, begun=tables.begun, said=lambda plan: bar.say(plan.line())
+                )
+        # The target's snapshot keeps vacuum from its work, and locks tables that are to be emptied.
+        for conn in target:
+            await conn.close()
+        return plans
+
+    def _say(self, tables: _Tables, left: Sequence[HealPlan]) -> None:
+        for line in tables.left:
+            click.echo(printable(line))
+        n_rows = sum(plan.n_rows for plan in left)
+        click.echo(f"{len(left)} of {len(tables.compared)} tables differ; {n_rows:,} rows to copy or delete")
+
+    def _check_budget(self, left: Sequence[HealPlan]) -> None:
+        """Refuse more rows than are allowed.
+
+        Raises:
+            TargetRefused: there are more.
+        """
+        n_rows = sum(plan.n_rows for plan in left)
+        if n_rows > self._options.max_rows:
+            raise TargetRefused(
+                f"{'more than ' * any(plan.is_cut for plan in left)}{n_rows:,} rows are to be copied or deleted, and"
+                f" --max-rows is {self._options.max_rows:,}: nothing was changed",
+                hint="raise --max-rows; where most rows of a table differ, name it with --whole too",
+            )
+
+    async def _warn_of_commands(self) -> None:
+        """Say that commands of the publisher are not noted here: the new slot does not bring them."""
+        config = self._config
+        if not (config.ddl.apply and await ddl_queue.is_published(self._source, config.source.publications)):
+            return
+        noted, _ = await commands.noted(self._target, self._schema, self._slot_id)
+        if missed := sorted(await ddl_queue.numbers(self._source) - noted):
+            click.echo(
+                f"warning: {len(missed)} commands of parapply.ddl_queue, from number {missed[0]} on, were not run here"
+                " by this slot, and will not be: do on the target what they do, where it was not done",
+                err=True,
+            )
+
+    # -- from here on something is changed
+
+    async def _replace_slot(self, snapshot: SourceSnapshot) -> None:
+        await prepared.check_may_end(self._target, self._slot_id)
+        facts = await slot.inspect(self._source, self._name)
+        refusals.check_own_and_idle(facts)
+        await heals.begin(self._target, self._schema, self._slot_id)
+        held = [gid for gid, _ in (await prepared.pending(self._target, self._slot_id)).values()]
+        await prepared.roll_back(self._target, held)
+        if held:
+            click.echo(f"target: {len(held)} prepared transactions rolled back; the copy has what became of them")
+        failpoints.probe(failpoints.HEAL_BEGUN)
+        if facts.slot is not None:
+            await slot.drop_slot(self._source, self._name)
+        start_lsn = await slot.copy_slot(self._source, snapshot.slot_name, self._name)
+        assert start_lsn == snapshot.lsn, "a copy of a slot begins where that one does"
+        failpoints.probe(failpoints.HEAL_SLOT)
+
+    async def _rename(self, tables: _Tables) -> None:
+        """Note the names that tables have now: what is noted of a copy from here on is found by them."""
+        known = {row.source_oid: row.name for row in tables.known.tables}
+        names = {table.oid: table.full_name for table in tables.compared}
+        renamed = {oid: name for oid, name in names.items() if known.get(oid, name) != name}
+        if renamed:
+            await copies.rename(self._target, self._schema, self._slot_id, renamed)
+
+    async def _repair(self, plans: Sequence[HealPlan], snapshot: SourceSnapshot) -> int:
+        if not plans:
+            return 0
+        names: list[Name] = [plan.table.here().full_name for plan in plans]
+        writers = Writers(self._config, self._slot_id, self._target.info.backend_pid, snapshot, names)
+        n_rows = 0
+        reader = await snapshots.open_reader(self._login, f"parapply heal {self._name}", snapshot)
+        async with reader, writers.open(1) as writer:
+            for plan in plans:
+                checks_code = self._config.target.apply_as == "owner"
+                n_rows += await repair(reader, writer, plan, checks_code=checks_code)
+                click.echo(f"{printable(plan.table.shown)}: repaired")
+        with suppress(ParapplyError):
+            await writers.release_origins(self._target, 1)
+        return n_rows
+
+    async def _copy_whole(
+        self, tables: Sequence[PublishedTable], snapshot: SourceSnapshot, shapes: dict[Name, str], *, is_listed: bool
+    ) -> int:
+        if not tables:
+            return 0
+        oids = {table.full_name: table.oid for table in tables}
+        await copies.add(self._target, self._schema, self._slot_id, oids, is_listed=is_listed)
+        await copies.begin(self._target, self._schema, self._slot_id, list(oids), snapshot.lsn)
+        with Bar() as bar:
+            how = LoadOptions(connections=self._options.connections)
+            load = CopyLoad(self._config, self._slot_id, self._target, how, shapes=shapes, watcher=bar)
+            await load.run(tables, snapshot)
+        return bar.rows
+
+    async def _finish(self, tables: _Tables, snapshot: SourceSnapshot, marks: dict[int, str]) -> None:
+        schema, slot_id = self._schema, self._slot_id
+        is_listed = tables.known.is_listed
+        if is_listed:
+            kept: Sequence[str] = await late_tables.marks(self._source, self._config.source.publications)
+        else:
+            kept = kept_without_copy(marks)
+        oids = {table.full_name: table.oid for table in tables.compared}
+        with settings.target_errors("noting that the slot is healed"):
+            async with self._target.transaction():
+                if is_listed:
+                    await copies.add(self._target, schema, slot_id, oids, is_listed=True)
+                for table in tables.later:
+                    await copies.settle(self._target, schema, slot_id, table.full_name, table.oid, _PUBLISHED_LATER)
+                await heals.finish(
+                    self._target,
+                    schema,
+                    slot_id,
+                    lsn=snapshot.lsn,
+                    timeline=self._timeline,
+                    publications=self._config.source.publications,
+                    source_oids=oids.values(),
+                )
+                await copies.keep_published(self._target, schema, slot_id, marks)
+                await copies.keep_marks(self._target, schema, slot_id, kept)
