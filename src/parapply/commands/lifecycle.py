@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 #: Seconds between two looks at the progress: the first ones soon, for a read that follows its own write.
 _POLL_MIN_S = 0.02
 _POLL_MAX_S = 0.2
+#: Seconds for the walsender of a daemon that was killed just now to end: it sees that only when it next sends or reads.
+_READER_ENDS_S = 5.0
 
 
 @asynccontextmanager
@@ -65,7 +67,7 @@ def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command
 async def _drop(config: Config, *, assume_yes: bool) -> None:
     schema, name = config.target.state_schema, config.source.slot
     async with open_both(config, "drop") as ends:
-        facts = await slot.inspect(ends.source, name)
+        facts = await _when_idle(ends.source, name)
         found = None
         if await state.has_schema(ends.target, schema):
             found = await state.load(ends.target, schema, name, facts.system_identifier)
@@ -91,6 +93,16 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
             click.echo(f"source: slot {name!r} dropped")
         if found:
             await _remove_state(ends.target, schema, found.slot_id, name)
+
+
+async def _when_idle(source: slot.Connection, name: str) -> slot.SourceFacts:
+    """Return the facts of a slot once no process reads it, or after `_READER_ENDS_S`."""
+    until_s = time.monotonic() + _READER_ENDS_S
+    while True:
+        facts = await slot.inspect(source, name)
+        if facts.slot is None or facts.slot.active_pid is None or time.monotonic() > until_s:
+            return facts
+        await asyncio.sleep(_POLL_MAX_S)
 
 
 async def _forget_migration(config: Config, target: settings.Connection, facts: slot.SourceFacts) -> bool:
