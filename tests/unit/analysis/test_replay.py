@@ -52,7 +52,7 @@ def test_late_rows_wait_for_all_that_hold_them() -> None:
 
 
 def test_a_listed_row_is_one_row() -> None:
-    """Batches that list the same late row meet, whoever of them was waited for last; others do not."""
+    """Batches that list the same late row meet, and it is the same which of them was waited for last. Others do not."""
     same = [_recorded(seq, holder_seq=seq - 1, late_rows=1, keys=["a"]) for seq in range(1, 9)]
     apart = [_recorded(seq, holder_seq=seq - 1, late_rows=1, keys=[f"{seq}"]) for seq in range(1, 9)]
     costs = replace(_COSTS, late_row_s=1.0)
@@ -98,7 +98,7 @@ def test_more_batches_under_way_hold_more_rows() -> None:
 
 
 def test_the_rest_of_a_backlog_is_given_out_at_once() -> None:
-    """Five batches for sixteen workers are as long as one, though the last is not full; nothing more is there then."""
+    """Five batches for sixteen workers are as long as one, though the last is not full; nothing more is at hand then."""
     stream = _backlog([_recorded(seq) for seq in range(1, 46)])
     played = play(stream, replace(_SETTINGS, workers=16), replace(_COSTS, commit_s=0.001))
     assert played.batches == 5
