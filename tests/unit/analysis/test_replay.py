@@ -98,7 +98,7 @@ def test_more_batches_under_way_hold_more_rows() -> None:
 
 
 def test_the_rest_of_a_backlog_is_given_out_at_once() -> None:
-    """Five batches for sixteen workers are as long as one, though the last is not full; nothing more is at hand then."""
+    """Five batches for sixteen workers take as long as one, though the last is not full; then nothing is left."""
     stream = _backlog([_recorded(seq) for seq in range(1, 46)])
     played = play(stream, replace(_SETTINGS, workers=16), replace(_COSTS, commit_s=0.001))
     assert played.batches == 5
