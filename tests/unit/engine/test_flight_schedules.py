@@ -232,6 +232,7 @@ def _lease_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(core.Schedule, "_begin", begun)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mutant",
     [
@@ -264,6 +265,7 @@ def test_a_broken_engine_is_caught(monkeypatch: pytest.MonkeyPatch, mutant: Muta
         _play_all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", [_turn_given_early, _late_key_dropped, _barrier_ignored, _give_way_ignored])
 def test_models_catch_a_broken_engine(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     """Rows in a wrong order, a lock that is never released, a reader who sees no state of the source: one shows it."""
