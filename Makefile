@@ -124,8 +124,8 @@ test: venv java postgres ## lint, all tests, and the hot path's once more interp
 	echo "== times: $$(paste -sd, "$$beside/times")"; \
 	exit $$code
 
-# Fewer random examples, and nothing that takes seconds (a site, plots, servers of other kinds): the loop of a change.
-test-unit: venv ## the quick tests that need no server, half a minute at most
+# Fewer random examples, and nothing that takes seconds (a site, plots, every source read, broken engines): the loop of a change.
+test-unit: venv ## the quick tests that need no server, 20 seconds
 	@$(BIN)/python -m pytest --quiet --numprocesses=2 --dist=loadfile --hypothesis-profile=quick -m 'not slow' tests/unit
 
 demo: $(READY) $(MANIFEST) ## two servers, a load, the daemon, a proof and a race

@@ -1,4 +1,4 @@
-"""Half a minute of operators, the same seeds each time; hours of fresh ones: `make faults OPERATORS=1`.
+"""A quarter of a minute of operators, the same seeds each time; hours of fresh ones: `make faults OPERATORS=1`.
 
 With `PARAPPLY_OPERATORS_MINUTES` it runs for that long, with fresh seeds.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.fixtures.servers import ServerOf, ServerPool
 
 _MINUTES_VARIABLE: Final = "PARAPPLY_OPERATORS_MINUTES"
-_MINUTES: Final = 0.5
+_MINUTES: Final = 0.25
 _SEED: Final = 1
 #: Seconds at most in which a failing script is made shorter.
 _SHRINK_S: Final = 120.0

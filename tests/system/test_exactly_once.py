@@ -145,6 +145,7 @@ def test_t3_a_restart_applies_nothing(route: Route, start_daemon: StartDaemon, t
     check_equal(route)
 
 
+@pytest.mark.in_turn("pad", "mode")
 @pytest.mark.parametrize(("pad", "mode"), [("", "set"), ("x" * 9000, "large")])
 def test_t5_a_copy_killed_in_the_middle(
     *,

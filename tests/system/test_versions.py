@@ -28,6 +28,7 @@ _SETTINGS: Mapping[str, str | float] = {
 }
 
 
+@pytest.mark.in_turn("publisher", "target")
 @pytest.mark.parametrize(
     ("publisher", "target"),
     [

@@ -141,6 +141,7 @@ def test_a_line_that_cannot_be_written_is_dropped() -> None:
         logs.get_logger().info("daemon_stopped")
 
 
+@pytest.mark.slow
 def test_event_and_key_names_are_listed() -> None:
     """Every event logged in the sources is in EVENTS, every key in KEYS, and what is listed is logged somewhere.
 

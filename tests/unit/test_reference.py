@@ -24,6 +24,9 @@ from parapply.metrics.table import METRICS, PROCESS_METRICS
 _SOURCES = Path(parapply.__file__).parent
 _PLAIN = 12
 
+# The pages are made from every source file.
+pytestmark = pytest.mark.slow
+
 
 def _rows(page: str) -> list[list[str]]:
     """Return the cells of each row of a page's tables, without the heads."""
