@@ -764,7 +764,7 @@ def test_a_real_run_is_what_both_servers_say(
     route.source.execute("UPDATE item SET v = 0 WHERE id = 1 OR id > 1000")
     daemon.wait_caught_up()
     daemon.stop()
-    request = ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out"), has_what_if=False)
+    request = ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out"), what_if=None)
     outcome = make_report(engine, request, Silent())
     (summary,) = outcome.tables["summary"]
     assert (summary["transactions"], summary["transaction_records"], summary["conflicts"]) == (202, 202, 14)
