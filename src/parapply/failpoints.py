@@ -68,6 +68,8 @@ MIGRATE_ITEM: Final = "migrate_item"  # a statement after the rows is committed 
 MIGRATE_DONE: Final = "migrate_done"  # what a step does is done, and not noted
 
 MIGRATE_NAMES: Final = (MIGRATE_BEGUN, MIGRATE_ITEM, MIGRATE_DONE)
+#: Point of `migrate` of several databases.
+MIGRATE_DATABASE: Final = "migrate_database"  # a database is made, and has not its name yet
 #: Points of `parapply heal`, in their order.
 HEAL_COMPARED: Final = "heal_compared"  # all tables are compared, nothing is changed
 HEAL_BEGUN: Final = "heal_begun"  # the state says so, the old slot may exist
@@ -166,7 +168,7 @@ def probe(name: str) -> None:
 def _parse(text: str, directory: str) -> _Point:
     name, _, rest = text.partition(":")
     action, _, count = rest.partition(":")
-    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, *CUTOVER_NAMES, *LATER_NAMES, *HEAL_NAMES}
+    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, MIGRATE_DATABASE, *CUTOVER_NAMES, *LATER_NAMES, *HEAL_NAMES}
     if name not in known:
         raise ConfigError(f"{_VARIABLE}: unknown point {name!r}; known are {', '.join(sorted(known))}")
     if action not in ACTIONS:

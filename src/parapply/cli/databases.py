@@ -1,4 +1,4 @@
-"""The commands that take one database or several: `check`, `status`, `verify`. Loaded when one is asked for."""
+"""The commands that take one database or several: `check`, `status`, `verify`, `drop`. Loaded when one is asked for."""
 
 from __future__ import annotations
 
@@ -171,3 +171,31 @@ def verify(
         return Result(0 if result.is_equal else 1, said, command.document(result.verdicts, result.taken))
 
     return found.each(one, as_json=as_json)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  parapply drop --config app.toml
+  parapply drop --config app.toml --yes
+  parapply drop --config fleet.toml --exclude-databases billing""",
+)
+@connection_options
+@several_options
+@click.option("--yes", "assume_yes", is_flag=True, help="Do not ask.")
+def drop(*, assume_yes: bool, **options: Any) -> int:  # noqa: ANN401  click's options
+    """Remove the slot and the state; ask first, once for several databases."""
+    found = configs(options, "source.publications")
+    from parapply.commands import lifecycle  # noqa: PLC0415
+
+    if not isinstance(found, Several):
+        lifecycle.drop(found, assume_yes)
+        return 0
+    if not assume_yes:
+        lifecycle.ask(list(found.configs.values()))
+
+    def one(config: Config) -> Result:
+        _heading(config)
+        return Result(0, "dropped" if asyncio.run(lifecycle.drop_one(config)) else "neither slot nor state")
+
+    return found.each(one, as_json=False)

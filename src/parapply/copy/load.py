@@ -20,9 +20,9 @@ from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.binary import is_binary
 from parapply.copy.parts import COPIED_PAGES, copy_in, copy_out
+from parapply.copy.places import Access, Places
 from parapply.copy.pump import pump
 from parapply.copy.queue import PartQueue
-from parapply.copy.rate import RateLimit
 from parapply.copy.writer import Writers
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.source import slot
@@ -97,7 +97,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     connections: int = 4  # on each side
     defers_indexes: bool = False  # drop those that no constraint needs, and make them after the rows
-    max_bytes_per_s: int = 0  # of all connections together; 0: no limit
+    access: Access | None = None  # to connections that several copies share; None: this one alone has all
 
 
 class CopyLoad:
@@ -130,7 +130,7 @@ class CopyLoad:
         self._shapes = shapes
         self._options = options
         self._watcher = watcher
-        self._limit = RateLimit(options.max_bytes_per_s)
+        self._access = options.access or Access(Places(options.connections))
         # Statements that make a table's indexes again which this copy or an interrupted one has dropped.
         self._indexes: dict[tuple[str, str], list[str]] = {}
         self._complete: asyncio.Queue[_Table] = asyncio.Queue()
@@ -170,7 +170,7 @@ class CopyLoad:
         for table in under_way:
             if not table.parts:
                 self._complete.put_nowait(table)
-        n_lanes = min(self._options.connections, len(parts))
+        n_lanes = min(self._access.connections, len(parts))
         try:
             async with asyncio.TaskGroup() as group:
                 for number in range(1, n_lanes + 1):
@@ -220,6 +220,20 @@ class CopyLoad:
         snapshot: SourceSnapshot,
         writers: Writers,
     ) -> None:
+        async with self._access.lane():
+            # Others may have done the rest by now.
+            if queue.is_empty:
+                return
+            await self._work(number, queue, tables, snapshot, writers)
+
+    async def _work(
+        self,
+        number: int,
+        queue: PartQueue,
+        tables: Mapping[Name, _Table],
+        snapshot: SourceSnapshot,
+        writers: Writers,
+    ) -> None:
         application_name = f"parapply copy {self._config.source.slot}"
         source = await snapshots.open_reader(self._config.source.login, application_name, snapshot)
         async with source, writers.open(number) as writer:
@@ -257,7 +271,7 @@ class CopyLoad:
                 copy_in(table.published, is_binary=table.is_binary),
                 relation=table.published.text,
                 on_data=on_data,
-                limit=self._limit,
+                limit=self._access.limit,
             )
             await _check_file(source, part)
             await self._check_shape(table.published.here(), target)
