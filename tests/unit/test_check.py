@@ -64,6 +64,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exit_code: int
     findings: list[_Finding]
     tables: list[dict[str, Any]]
+    provider_rules: list[dict[str, Any]]
 
 
 @pytest.mark.parametrize(
