@@ -65,7 +65,8 @@ async def check(  # noqa: PLR0913
         SourceLost: the connection broke.
     """
     awaited = {end_lsn: time_us for end_lsn, time_us in recorded if end_lsn > slot_lsn}
-    last_lsn = max([slot_lsn, *[end_lsn for end_lsn, _ in recorded if end_lsn <= low_lsn]])
+    # Without a record up to the watermark the target may have begun there, past its slot: a physical copy, a way back.
+    last_lsn = max(slot_lsn, max([end_lsn for end_lsn, _ in recorded if end_lsn <= low_lsn], default=low_lsn))
     up_to_lsn = max([low_lsn, *awaited])
     words = [word for pair in options for word in pair]
     ends = [format_lsn(end_lsn) for end_lsn in awaited]
