@@ -22,7 +22,7 @@ The way of the data:
    that begins at E, behind the PREPARE.
 
 A kill before the row is written leaves a copy that the same command joins; after it the same command ends what is left.
-Until the row is there neither `run` nor `init` takes the slot over, because the target has the publisher's identity
+Until the row exists neither `run` nor `init` takes the slot over, because the target has the publisher's identity
 (`connect.adopt`).
 
 The row is a table's and comes through `pg_upgrade`, which ends everything that says where the copy came from: join
@@ -181,14 +181,14 @@ async def _seed(config: Config, options: SeedOptions) -> None:
 
 
 def _check_may_clean(options: SeedOptions, found: state.SlotState) -> None:
-    """Refuse to clean a target on which a daemon has worked: its slots and jobs may be of later.
+    """Refuse to clean a target on which a daemon has worked: its slots and jobs may be newer.
 
     Raises:
         TargetRefused: one has.
     """
     if options.cleans and (found.recorded or found.has_forgotten):
         raise TargetRefused(
-            f"target: a daemon has applied changes of slot {found.slot_name!r}, and not all that is there came along",
+            f"target: a daemon has applied changes of slot {found.slot_name!r}, and objects may be newer than the copy",
             hint="run the command without --clean, and drop by hand what is not needed",
         )
 
