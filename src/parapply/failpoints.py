@@ -79,6 +79,12 @@ HEAL_TABLE_DONE: Final = "heal_table_done"  # they are committed
 HEAL_DONE: Final = "heal_done"  # all rows are repaired, the state does not say so
 
 HEAL_NAMES: Final = (HEAL_COMPARED, HEAL_BEGUN, HEAL_SLOT, HEAL_TABLE, HEAL_TABLE_DONE, HEAL_DONE)
+#: Points of `parapply seed`, in their order.
+SEED_SCHEMA: Final = "seed_schema"  # the state schema exists, without the slot
+SEED_JOINED: Final = "seed_joined"  # the slot's row is committed, what is named is not ended
+SEED_CLEANED: Final = "seed_cleaned"  # it is ended, nothing was said
+
+SEED_NAMES: Final = (SEED_SCHEMA, SEED_JOINED, SEED_CLEANED)
 #: Points of `parapply cutover`: a step is noted on the target, nothing of it is done.
 CUTOVER_NAMES: Final = (
     "cutover_preparing", "cutover_fencing", "cutover_draining", "cutover_comparing", "cutover_sequences",
@@ -168,7 +174,8 @@ def probe(name: str) -> None:
 def _parse(text: str, directory: str) -> _Point:
     name, _, rest = text.partition(":")
     action, _, count = rest.partition(":")
-    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, MIGRATE_DATABASE, *CUTOVER_NAMES, *LATER_NAMES, *HEAL_NAMES}
+    points = (NAMES, COPY_NAMES, MIGRATE_NAMES, (MIGRATE_DATABASE,), CUTOVER_NAMES, LATER_NAMES, HEAL_NAMES, SEED_NAMES)
+    known = {one for names in points for one in names}
     if name not in known:
         raise ConfigError(f"{_VARIABLE}: unknown point {name!r}; known are {', '.join(sorted(known))}")
     if action not in ACTIONS:

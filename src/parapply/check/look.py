@@ -180,7 +180,7 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
     known: state.SlotState | None,
     of_state: Sequence[Finding],
 ) -> Report:
-    await check_apart(ends.target, facts)
+    await check_apart(config, ends, facts)
     connections = options.connections if options.is_copy else 0
     # Both have ended when this goes on: neither reads on in a session that is about to be closed.
     source, there = await asyncio.gather(

@@ -156,6 +156,7 @@ _LATER = {
     "cutover": ("parapply.cli.cutover", "cutover"),
     "heal": ("parapply.cli.heal", "heal"),
     "migrate": ("parapply.cli.migrate", "migrate"),
+    "seed": ("parapply.cli.seed", "seed"),
     "skip": ("parapply.cli.conflicts", "skip"),
     "pause": ("parapply.cli.pause", "pause"),
     "resume": ("parapply.cli.pause", "resume"),

@@ -275,7 +275,7 @@ class Connector:
             # Before the slot is adopted, because a cut-over refuses a way back that is applied already.
             await connect.check_back(config, source, facts)
             found = await state.load(control, config.target.state_schema, config.source.slot, facts.system_identifier)
-            await connect.check_apart(control, facts)
+            await connect.check_apart(config, connect.Connections(source, control), facts)
             if found is None:
                 found = await connect.adopt(config, connect.Connections(source, control))
                 self._log.warning("slot_adopted", slot=config.source.slot, start_lsn=format_lsn(found.low_lsn))
