@@ -77,6 +77,17 @@ HEAL_TABLE_DONE: Final = "heal_table_done"  # they are committed
 HEAL_DONE: Final = "heal_done"  # all rows are repaired, the state does not say so
 
 HEAL_NAMES: Final = (HEAL_COMPARED, HEAL_BEGUN, HEAL_SLOT, HEAL_TABLE, HEAL_TABLE_DONE, HEAL_DONE)
+#: Points of `parapply capture`, in their order.
+CAPTURE_BEGUN: Final = "capture_begun"  # the start is noted, the slot not made
+CAPTURE_SLOT: Final = "capture_slot"  # the slot exists, its position is not noted
+CAPTURE_WRITTEN: Final = "capture_written"  # a block is written, not synced
+CAPTURE_SYNCED: Final = "capture_synced"  # it is synced, and not reported
+CAPTURE_REPORTED: Final = "capture_reported"  # it is reported to the publisher
+CAPTURE_CUT: Final = "capture_cut"  # a capture that goes on has cut the end off, nothing else
+
+CAPTURE_NAMES: Final = (
+    CAPTURE_BEGUN, CAPTURE_SLOT, CAPTURE_WRITTEN, CAPTURE_SYNCED, CAPTURE_REPORTED, CAPTURE_CUT,
+)  # fmt: skip
 #: Points of `parapply cutover`: a step is noted on the target, nothing of it is done.
 CUTOVER_NAMES: Final = (
     "cutover_preparing", "cutover_fencing", "cutover_draining", "cutover_comparing", "cutover_sequences",
@@ -117,7 +128,7 @@ _VARIABLE: Final = "PARAPPLY_FAILPOINT"
 _DIRECTORY_VARIABLE: Final = "PARAPPLY_FAILPOINT_DIR"
 #: Points at which the publisher is lost; all others lose the target.
 _SOURCE_SIDE: Final = frozenset(
-    {CONNECTED, BATCH_READY, FEEDBACK_SENT, SPOOLED, RANGE_PART, RANGE_READ, SLOT_MOVED, HANDED_OVER}
+    {CONNECTED, BATCH_READY, FEEDBACK_SENT, SPOOLED, RANGE_PART, RANGE_READ, SLOT_MOVED, HANDED_OVER, *CAPTURE_NAMES}
 )
 #: Seconds between checks of the held file: short compared with any step of a test.
 _HOLD_POLL_S: Final = 0.005
@@ -166,7 +177,7 @@ def probe(name: str) -> None:
 def _parse(text: str, directory: str) -> _Point:
     name, _, rest = text.partition(":")
     action, _, count = rest.partition(":")
-    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, *CUTOVER_NAMES, *LATER_NAMES, *HEAL_NAMES}
+    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, *CUTOVER_NAMES, *LATER_NAMES, *HEAL_NAMES, *CAPTURE_NAMES}
     if name not in known:
         raise ConfigError(f"{_VARIABLE}: unknown point {name!r}; known are {', '.join(sorted(known))}")
     if action not in ACTIONS:
