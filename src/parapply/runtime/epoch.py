@@ -252,6 +252,7 @@ class Epoch:
         self._monitor = Monitor(
             Publisher(
                 ends.source,
+                ends.ask_position,
                 ends.source_facts.timeline,
                 lambda: slot.replayed_timeline(ends.source, login),
                 wal_limit(config.source),

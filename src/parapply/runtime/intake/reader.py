@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from parapply.model import Relation, Transaction
-    from parapply.source.catch_up_stream import CatchUpStream
+    from parapply.source.slot_stream import SlotStream
     from parapply.wire.assembler import Assembler
     from parapply.wire.frames import Keepalive
 
@@ -27,7 +27,7 @@ _KEEPALIVES_BYTES = 128
 class SlotReader:
     """Reads the slot's stream. Used by intake's task; the fields say who else writes them."""
 
-    def __init__(self, stream: CatchUpStream, assembler: Assembler) -> None:
+    def __init__(self, stream: SlotStream, assembler: Assembler) -> None:
         """Start with nothing read, and not reading.
 
         Args:
