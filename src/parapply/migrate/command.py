@@ -64,9 +64,9 @@ def migrate(config: Config, options: MigrateOptions) -> int:
         ParapplyError: a step has failed; the same command goes on with it.
     """
     check_patterns([*options.choice.include, *options.choice.exclude])
-    if config.mapping.tables or config.mapping.schemas:
+    if not config.mapping.is_empty:
         raise ConfigError(
-            "migrate makes the tables by the publisher's names, and [mapping] says others",
+            "migrate makes the tables as they are on the publisher, and [mapping] says otherwise",
             hint="leave out [mapping], or make the tables by hand, then `parapply init --copy` and `parapply run`",
         )
     screen = Screen(as_json=options.as_json)
