@@ -78,13 +78,14 @@ class _Table:
         parts: list[Part],
         kept: Sequence[CopiedPart],
         *,
-        is_binary: bool,
+        target_types: Mapping[str, int],
         is_noted: bool,
     ) -> None:
         self.published = published
         self.parts = parts
         self.parts_left = len(parts)
-        self.is_binary = is_binary
+        self.target_types = target_types
+        self.is_binary = is_binary(published, target_types)
         self.is_noted = is_noted  # each part
         # Handed on to the target, of parts under way too.
         self.rows = sum(part.rows for part in kept)
@@ -158,7 +159,7 @@ class CopyLoad:
                     published,
                     parts,
                     done,
-                    is_binary=is_binary(published, of_target),
+                    target_types=of_target,
                     # One part is the table.
                     is_noted=len(parts) + len(done) > 1 and resume.may_resume(published, of_target),
                 )
@@ -189,8 +190,9 @@ class CopyLoad:
         known = await copies.load(self._control, self._schema, self._slot_id)
         self._indexes = {row.name: list(row.indexes) for row in known.tables if row.indexes}
         if self._options.defers_indexes:
-            found = await on_target.deferrable_indexes(self._control, [table.here() for table in tables])
-            for table in tables:
+            alone = [table for table in tables if not table.constants]
+            found = await on_target.deferrable_indexes(self._control, [table.here() for table in alone])
+            for table in alone:
                 if indexes := found.get(table.here().full_name):
                     await self._drop_indexes(table.full_name, indexes)
         emptied = [table.here() for table in tables if table.oid not in kept]
@@ -199,7 +201,7 @@ class CopyLoad:
             async with target.transaction():
                 if self._config.target.apply_as == "owner":
                     for table in full:
-                        await check_foreign_code(target, *table.full_name, table.columns)
+                        await check_foreign_code(target, *table.full_name, table.filled)
                 await on_target.empty(target, full)
 
     async def _drop_indexes(self, name: Name, found: Sequence[Deferrable]) -> None:
@@ -263,11 +265,11 @@ class CopyLoad:
         # A part is noted in the transaction of its COPY, which ends only once the file is known to be the snapshot's.
         async with writer.transaction():
             if self._config.target.apply_as == "owner":
-                await check_foreign_code(target, *table.published.here().full_name, table.published.columns)
+                await check_foreign_code(target, *table.published.here().full_name, table.published.filled)
             n_rows, _ = await pump(
                 source,
                 target,
-                copy_out(table.published, part, is_binary=table.is_binary),
+                copy_out(table.published, part, is_binary=table.is_binary, target_types=table.target_types),
                 copy_in(table.published, is_binary=table.is_binary),
                 relation=table.published.text,
                 on_data=on_data,

@@ -71,9 +71,9 @@ def migrate(config: Config, options: MigrateOptions) -> int:
 async def run(config: Config, options: MigrateOptions, screen: Screen, access: Access) -> int:
     """Do what `migrate` does in a loop that runs, with connections that it may share with other databases."""
     check_patterns([*options.choice.include, *options.choice.exclude])
-    if config.mapping.tables or config.mapping.schemas:
+    if not config.mapping.is_empty:
         raise ConfigError(
-            "migrate makes the tables by the publisher's names, and [mapping] says others",
+            "migrate makes the tables as they are on the publisher, and [mapping] says otherwise",
             hint="leave out [mapping], or make the tables by hand, then `parapply init --copy` and `parapply run`",
         )
     return await _Run(config, options, screen, access).run()

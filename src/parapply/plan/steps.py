@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TablesStep(msgspec.Struct):
-    """Changes of tables that do not care about each other, by target table OID."""
+    """Changes of tables that do not care about each other, by `TablePlan.rows_oid`."""
 
     tables: dict[int, TableChanges]
 

@@ -6,27 +6,36 @@ decision may cost speed, never rows.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from parapply.errors import TargetRefused
 from parapply.plan.table import ColumnFacts, Equality, Lane, TableFacts, TablePlan
+from parapply.target.catalogue.constants import constants_of, marked, within
 from parapply.target.catalogue.equality import equality_across
 from parapply.target.catalogue.facts import refuse_foreign_code
 from parapply.target.catalogue.match_keys import foreign_key_phrases, foreign_keys, unique_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from parapply.model import Relation
 
 #: Values of apply.tables."schema.table".parallel.
 PARALLEL: Final = ("auto", "always", "never")
+_NO_CONSTANTS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-def match(
-    relation: Relation, facts: TableFacts, *, parallel: str = "auto", is_relaxed: bool = False, apply_as: str = "owner"
+def match(  # noqa: PLR0913  each is a choice of the configuration
+    relation: Relation,
+    facts: TableFacts,
+    *,
+    parallel: str = "auto",
+    is_relaxed: bool = False,
+    apply_as: str = "owner",
+    constants: Mapping[str, str] = _NO_CONSTANTS,
 ) -> TablePlan:
     """Return how changes of a published relation are applied to a target table.
 
@@ -37,22 +46,25 @@ def match(
             order; `never` makes the table serial.
         is_relaxed: independent transactions commit in any order: foreign keys matter also where nothing enforces them.
         apply_as: `owner` refuses code that would have more rights than its owner; `role` runs it.
+        constants: values by column that the relation's rows have on the target, and others have not.
 
     Raises:
         TargetRefused: published columns are missing or generated on the target; all of them are named. Or the table
-            has code of another owner.
+            has code of another owner, or cannot take the constants.
         ValueError: `parallel` is none of the three.
     """
     if parallel not in PARALLEL:
         raise ValueError(f"parallel is {parallel!r}, not one of {', '.join(PARALLEL)}")
     columns = _columns(relation, facts)
+    fixed = constants_of(facts, constants, {column.name for column in columns}) if constants else ()
+    facts, sent = within(facts, fixed), {*constants, *[column.name for column in columns]}
     if apply_as == "role" and facts.foreign is not None:
         facts = replace(facts, foreign=None)
-    refuse_foreign_code(f"{facts.schema}.{facts.name}", facts.foreign, {column.name for column in columns})
+    refuse_foreign_code(f"{facts.schema}.{facts.name}", facts.foreign, sent)
     key_positions, is_full, refusal = _identity(relation, facts, columns)
     why_no_set = _why_no_set(facts, columns, key_positions)
     is_by_row = bool(why_no_set) or (is_full and not refusal)
-    acting, enforced = _acting(relation, facts), _enforced(facts) if is_by_row else []
+    acting, enforced = _acting(sent, facts), _enforced(facts) if is_by_row else []
     serial = _why_serial(acting, enforced, parallel)
     lane = Lane.SERIAL if serial else Lane.ROW if why_no_set else Lane.SET
     unique = unique_keys(relation, facts, columns)
@@ -74,7 +86,7 @@ def match(
         reasons += foreign_key_phrases(facts, foreign)
     if refusal:
         reasons.append("updates and deletes are refused")
-    return TablePlan(
+    plan = TablePlan(
         relation=relation, facts=facts, columns=columns, key_positions=key_positions, is_full=is_full,
         can_update=not refusal, refusal=refusal, lane=lane,
         is_table_exclusive=lane is Lane.SERIAL or bool(width_reasons),
@@ -82,6 +94,7 @@ def match(
         reason="; ".join(dict.fromkeys(reasons)),
         unique_keys=unique.keys, foreign_keys=foreign,
     )  # fmt: skip
+    return marked(plan, fixed)
 
 
 def _columns(relation: Relation, facts: TableFacts) -> tuple[ColumnFacts, ...]:
@@ -199,9 +212,8 @@ def _why_no_set(facts: TableFacts, columns: tuple[ColumnFacts, ...], key_positio
     return f"row by row: a cast from text replaces the input function of column {_names(has_cast)}" if has_cast else ""
 
 
-def _acting(relation: Relation, facts: TableFacts) -> list[str]:
+def _acting(sent: Collection[str], facts: TableFacts) -> list[str]:
     """Return the triggers, rules and functions that applying a change would run."""
-    sent = {column.name for column in relation.columns}
     defaults = [
         f"{'expression' if column.is_generated else 'default'} of column {column.name} calls {function}"
         for column in facts.columns

@@ -38,9 +38,8 @@ from parapply.target.sql.statements import (
     Sql,
     Statements,
     acting_code,
-    delete_all,
+    emptying,
     lock_table,
-    truncate,
 )
 from parapply.target.sql.whole_rows import net_rows
 from parapply.wire.rows import (
@@ -146,7 +145,8 @@ def guards(plans: Iterable[TablePlan]) -> list[Command]:
     tables = {(plan.facts.oid, plan.relation): plan for plan in plans if plan.facts.foreign is not None}
     made: list[Command] = []
     for plan in tables.values():
-        sent = _array(_TEXT, [column.name.encode("utf-8", "surrogateescape") for column in plan.columns])
+        columns = [*plan.columns, *[one.column for one in plan.constants]]
+        sent = _array(_TEXT, [column.name.encode("utf-8", "surrogateescape") for column in columns])
         names = [name.encode("utf-8", "surrogateescape") for name in (plan.facts.schema, plan.facts.name)]
         for prepared, parameters in ((lock_table(plan.facts), []), (NO_FOREIGN_CODE, [*names, sent])):
             made.append(Command(prepared, parameters, expected=ANY_COUNT, operation="guard", plan=plan))
@@ -422,11 +422,8 @@ class CommandBuilder:
 
     def _truncate(self, step: TruncateStep) -> list[Command]:
         self._is_guarding = self._is_guarding or any(plan.facts.foreign is not None for plan in step.plans)
-        if step.is_partial:
-            # A table that is left out may refer to these, and PostgreSQL then refuses TRUNCATE. Children come first.
-            prepared = [delete_all(plan.facts) for plan in reversed(step.plans)]
-        else:
-            prepared = [truncate([plan.facts for plan in step.plans], restart_identity=step.restart_identity)]
+        tables = [(plan.facts, plan.constants) for plan in step.plans]
+        prepared = emptying(tables, restart_identity=step.restart_identity, is_partial=step.is_partial)
         texts = prepared
         if any(foreign.is_enforced for plan in step.plans for foreign in plan.foreign_keys):
             # Earlier changes of the table may have left deferred checks, and PostgreSQL truncates no such table.
