@@ -186,7 +186,8 @@ def _parse(text: str, directory: str) -> _Point:
     name, _, rest = text.partition(":")
     action, _, count = rest.partition(":")
     points = (
-        NAMES, COPY_NAMES, MIGRATE_NAMES, (MIGRATE_DATABASE,), CUTOVER_NAMES, LATER_NAMES, HEAL_NAMES, SEED_NAMES, CAPTURE_NAMES,
+        NAMES, COPY_NAMES, MIGRATE_NAMES, (MIGRATE_DATABASE,), CUTOVER_NAMES, LATER_NAMES, HEAL_NAMES, SEED_NAMES,
+        CAPTURE_NAMES,
     )  # fmt: skip
     known = {one for names in points for one in names}
     if name not in known:

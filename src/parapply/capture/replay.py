@@ -20,7 +20,8 @@ from parapply.capture.connector import CapturedConnector
 from parapply.capture.lateness import Late, Lateness
 from parapply.capture.scratch import MARK, Scratch, left_out, shapes_of
 from parapply.capture.stream import Read
-from parapply.config import DdlConfig, MappingConfig, MetricsConfig, SequencesConfig
+from parapply.config import DdlConfig, MetricsConfig, SequencesConfig
+from parapply.config_mapping import MappingConfig
 from parapply.errors import CaptureRefused, ConfigError, ParapplyError
 from parapply.model import Until
 from parapply.runtime.daemon import Host, Leader, calm_garbage_collector
