@@ -295,6 +295,8 @@ def test_commands_about_several_databases(
     checked = shown("check", "--exclude-databases", _HOSTILE, code=1)
     assert [one["report"]["slot_name"] for one in checked["databases"]] == [a.slot]
     assert "no database 'fleet_b'; did you mean fleet_a?" in run("check", "--exclude-databases", "fleet_b", code=2)
+    none = [word for name in names for word in ("--exclude-databases", name)]
+    assert "no database is left" in run("check", *none, code=2)
     assert "give --database NAME" in run("refresh", code=2)
     daemon.stop()
 

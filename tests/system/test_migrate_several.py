@@ -101,6 +101,7 @@ class _Instance:
         }  # fmt: skip
         lines = [f"{key} = {toml_string(value) if isinstance(value, str) else value}" for key, value in values.items()]
         path.write_text("\n".join(['source.publications = ["pub"]', *lines]), encoding="utf-8")
+        path.chmod(0o640)
 
     def run(self, command: str, *arguments: str, point: str = "") -> subprocess.CompletedProcess[str]:
         environ = {"PARAPPLY_FAILPOINT": point} if point else {}
@@ -244,6 +245,7 @@ def test_one_that_fails_stops_no_other(instance: _Instance, run_command: RunComm
     assert ends[_HOSTILE][1]
     instance.source.execute("CREATE PUBLICATION pub FOR ALL TABLES", dbname=_HOSTILE)
     _migrate_in_terminal(instance, *arguments, "--roles")
+    assert fleet.stat().st_mode & 0o777 == 0o640
     assert sorted(tomllib.loads(fleet.read_text(encoding="utf-8"))["databases"]) == sorted(names)
     for name in ("a", _HOSTILE):
         instance.check_properties(name)

@@ -218,6 +218,10 @@ class _Several:
         if run_config is not None:
             if self._found.is_of_file:
                 raise click.UsageError("--run-config: the configuration names the databases, and is that file")
+            path = self._options["config_path"]
+            if path is not None and not path.is_file():
+                # A pipe would be empty by then.
+                raise click.UsageError(f"--run-config: {path} is no regular file, so it cannot be read again")
             several.listed(run_config)
         members = {}
         for name, config in self._found.configs.items():

@@ -160,15 +160,15 @@ def configs(options: dict[str, Any], *not_needed: str) -> Config | Several:
         # The name of each slot begins with the shared one.
         shared = config_of(layers, [*required, "source.dsn", "source.slot"])
         names, left_out = asyncio.run(_databases(shared.source.login))
-        _check_named((*included, *excluded), names, left_out)
-        layers = layers._replace(databases=_chosen(names, included, excluded))
-        included = excluded = ()
+        layers = layers._replace(databases=names)
     fleet = fleet_of(layers, required)
     if options["database"] is not None:
         return one_of(fleet, options["database"])
     names = [one.name for one in fleet.databases]
     _check_named((*included, *excluded), names, left_out)
     chosen = _chosen(names, included, excluded)
+    if not chosen:
+        raise ConfigError("no database is left", hint="exclude fewer of them")
     return Several({name: one_of(fleet, name) for name in chosen}, left_out, is_of_file)
 
 

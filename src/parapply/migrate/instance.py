@@ -60,6 +60,10 @@ SELECT t.spcname, pg_catalog.pg_get_userbyid(t.spcowner), pg_catalog.pg_tablespa
 #: By pg_database.datlocprovider: the option that names the locale, and server_version_num since which it exists.
 _PROVIDERS: Final = {"i": ("icu", "ICU_LOCALE", 150000), "b": ("builtin", "BUILTIN_LOCALE", 170000)}
 _RULES_SINCE: Final = 160000
+#: In the database outside of those that are made.
+_LOCK: Final = (
+    "SELECT pg_catalog.pg_advisory_lock(pg_catalog.hashtextextended('parapply migrate several databases', 7809632))"
+)
 _BY_HAND: Final = "make the database there by hand, with the locale that you want, and run the same command"
 
 
@@ -132,6 +136,16 @@ async def look(conn: Connection) -> DatabaseFacts:
 def _tablespace(name: str, owner: str, location: str, options: list[str], grants: list[dict[str, Any]]) -> Tablespace:
     given = tuple([Grant(one["grantee"], one["privilege"], one["is_grantable"]) for one in grants])
     return Tablespace(name=name, owner=owner, location=location, options=tuple(options), grants=given)
+
+
+async def lock(target: TargetConnection) -> None:
+    """Return when no other command makes objects of the server; the session keeps the lock until it ends.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    with target_errors("waiting for another migration"):
+        await rows(target, sql.SQL(_LOCK))
 
 
 async def databases(target: TargetConnection) -> frozenset[str]:

@@ -25,6 +25,7 @@ from parapply.connect import Connections
 from parapply.copy.places import Access, Places
 from parapply.errors import ConfigError, ParapplyError, TargetRefused
 from parapply.login import Login
+from parapply.logs import redact_text
 from parapply.migrate import command, instance, roles
 from parapply.migrate.board import Board
 from parapply.migrate.show import steps as steps_of
@@ -117,8 +118,8 @@ class _Several:
             room = asyncio.Semaphore(self._options.jobs)
             async with asyncio.TaskGroup() as group:
                 for rank, name in enumerate(order):
-                    access = Access(places, rank)
-                    group.create_task(self._plan(name) if is_dry else self._one(name, access, room), name=f"of-{rank}")
+                    doing = self._begin(name, None if is_dry else Access(places, rank), room)
+                    group.create_task(doing, name=f"of-{rank}")
         return {name: self._ended[name] for name in self._members}, self._missing
 
     def _by_size(self) -> list[str]:
@@ -140,12 +141,12 @@ class _Several:
             yield
         except ParapplyError as error:
             for name in names:
-                self._end(name, Ended(error.exit_code, error.line(), error))
+                self._end(name, Ended(error.exit_code, "failed", error))
 
     def _end(self, name: str, ended: Ended) -> None:
         facts = self._facts.get(name)
         self._ended[name] = ended._replace(size_bytes=facts.size_bytes if facts else 0)
-        self._board.ended(name, "failed" if ended.exit_code else ended.said)
+        self._board.ended(name, ended.said)
 
     async def _look(self, config: Config) -> instance.DatabaseFacts:
         name = f"parapply migrate {config.source.slot}"
@@ -157,6 +158,7 @@ class _Several:
 
     async def _of_servers(self, names: Sequence[str], *, is_dry: bool) -> None:
         async with self._outcome(*names), self._outside(self._members[names[0]].config) as ends:
+            await instance.lock(ends.target)
             known = await instance.databases(ends.target)
             absent = [name for name in names if _name_there(self._members[name].config) not in known]
             spaces: list[instance.Tablespace] = []
@@ -207,7 +209,11 @@ class _Several:
 
     # -- each database
 
-    async def _one(self, name: str, access: Access, room: asyncio.Semaphore) -> None:
+    async def _begin(self, name: str, access: Access | None, room: asyncio.Semaphore) -> None:
+        async with room:
+            await (self._plan(name) if access is None else self._one(name, access))
+
+    async def _one(self, name: str, access: Access) -> None:
         member = self._members[name]
         if self._options.only is MigrationStep.ROLES:
             self._end(name, Ended(0, "roles: done"))
@@ -215,14 +221,14 @@ class _Several:
         last = member.options.last or MigrationStep.VIEWS
         options = replace(member.options, has_roles=False, last=last)
         with self._board.of(name) as screen:
-            async with room, self._outcome(name):
+            async with self._outcome(name):
                 code = await command.run(member.config, options, screen, access)
                 step, state = screen.latest
                 said = f"{step}: {state}" if step else "all steps are done"
                 is_complete = not code and options.only is None and options.last is MigrationStep.VIEWS
                 self._end(name, Ended(code, said, is_complete=is_complete))
             if error := self._ended[name].error:
-                click.echo(f"failed: {error.line()}", err=True)
+                click.echo(f"failed: {redact_text(error.line())}", err=True)
 
     async def _plan(self, name: str) -> None:
         config, is_new = self._members[name].config, any(name in one.databases for one in self._missing)
@@ -283,7 +289,12 @@ def write_run_config(path: Path, names: Sequence[str], template: Path | None) ->
     new = path.with_name(f"{path.name}.new")
     try:
         shared = template.read_text(encoding="utf-8") if template is not None else ""
+        new.unlink(missing_ok=True)
+        # The template may hold a password.
+        new.touch(mode=0o600)
         new.write_text(f"{databases_line(names)}\n{shared}", encoding="utf-8")
+        if template is not None:
+            new.chmod(template.stat().st_mode & 0o777)
         new.replace(path)
     except OSError as error:
         raise ConfigError(f"--run-config: {error.filename}: {error.strerror}", hint="name another file") from error
