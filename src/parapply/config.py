@@ -218,7 +218,7 @@ class TargetConfig(_End, frozen=True):
 class TableConfig(_Section, frozen=True):
     """Settings of one table."""
 
-    parallel: Literal["auto", "always", "never"] = "auto"
+    parallel: Literal["auto", "ordered", "always", "never"] = "auto"
 
 
 class ApplyConfig(_Section, frozen=True):

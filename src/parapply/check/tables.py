@@ -138,7 +138,7 @@ def _of_plan(plan: TablePlan, *, can_change: bool, is_replica: bool) -> Iterator
     if plan.refusal and can_change:
         yield Finding(code=Code.UPDATES_REFUSED, object=table, found=plan.refusal)
     if plan.lane is Lane.SERIAL and not plan.reason.startswith("serial: the configuration"):
-        ways = [f'[apply.tables."{plan.relation.qualified_name}"] parallel = "always"']
+        ways = [f'[apply.tables."{plan.relation.qualified_name}"] parallel = "{how}"' for how in ("ordered", "always")]
         ways += _disable(table, plan.facts) if is_replica else []
         yield Finding(code=Code.CODE_RUNS, object=table, found=f"{table}: {plan.reason}", fix="  -- or: ".join(ways))
     elif plan.is_full and can_change:

@@ -139,6 +139,16 @@ class ForeignCode(msgspec.Struct, frozen=True, kw_only=True):
     code: tuple[tuple[str, str | None], ...]  # for people, and the column where it is one's default
 
 
+class RowTrigger(msgspec.Struct, frozen=True, kw_only=True):
+    """A trigger that reads and writes nothing but the row that is inserted or updated; see `catalogue/row_code.py`."""
+
+    name: str
+    version: str  # of the trigger and its function
+    reads: tuple[str, ...]  # columns of the old or new row
+    writes: tuple[str, ...]  # columns of the new row
+    is_function_of_new: bool  # on inserts and updates alike, `reads` of the new row decide about all of `writes`
+
+
 class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One target table as the catalogue describes it now."""
 
@@ -158,6 +168,7 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     #: Columns that come first in an index on the whole table, or on each partition, by which equal values are found.
     indexed_columns: tuple[str, ...] = ()
     foreign: ForeignCode | None = None  # None: every owner may become the role that applies
+    row_triggers: tuple[RowTrigger, ...] = ()  # not among `triggers`
 
 
 class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +186,8 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
     reason: str  # why the lane and the width are what they are, for parapply.tables
     unique_keys: tuple[UniqueKey, ...] = ()
     foreign_keys: tuple[ForeignKey, ...] = ()
+    #: The lane is SERIAL, yet several source transactions may be one target transaction, in order.
+    is_joined: bool = False
     is_shared: bool = False  # several published relations map to this target table: one lane in source order
     #: Columns that are not sent. `facts` describe keys without them: within these rows they distinguish nothing.
     constants: tuple[Constant, ...] = ()

@@ -17,6 +17,7 @@ from parapply.target.catalogue.constants import constants_of, marked, within
 from parapply.target.catalogue.equality import equality_across
 from parapply.target.catalogue.facts import refuse_foreign_code
 from parapply.target.catalogue.match_keys import foreign_key_phrases, foreign_keys, unique_keys
+from parapply.target.catalogue.row_code import TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from parapply.model import Relation
 
 #: Values of apply.tables."schema.table".parallel.
-PARALLEL: Final = ("auto", "always", "never")
+PARALLEL: Final = ("auto", "ordered", "always", "never")
 _NO_CONSTANTS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -42,7 +43,8 @@ def match(  # noqa: PLR0913  each is a choice of the configuration
     Args:
         relation: as last announced.
         facts: of the target table of the same schema and name, read under the same session_replication_role as applies.
-        parallel: `auto`; `always` trusts triggers, rules, functions and exclusion constraints to be independent of the
+        parallel: `auto`; `ordered` trusts code to need the order of changes, but not to see which transaction each
+            belongs to; `always` trusts triggers, rules, functions and exclusion constraints to be independent of the
             order; `never` makes the table serial.
         is_relaxed: independent transactions commit in any order: foreign keys matter also where nothing enforces them.
         apply_as: `owner` refuses code that would have more rights than its owner; `role` runs it.
@@ -51,7 +53,7 @@ def match(  # noqa: PLR0913  each is a choice of the configuration
     Raises:
         TargetRefused: published columns are missing or generated on the target; all of them are named. Or the table
             has code of another owner, or cannot take the constants.
-        ValueError: `parallel` is none of the three.
+        ValueError: `parallel` is none of the four.
     """
     if parallel not in PARALLEL:
         raise ValueError(f"parallel is {parallel!r}, not one of {', '.join(PARALLEL)}")
@@ -62,7 +64,8 @@ def match(  # noqa: PLR0913  each is a choice of the configuration
         facts = replace(facts, foreign=None)
     refuse_foreign_code(f"{facts.schema}.{facts.name}", facts.foreign, sent)
     key_positions, is_full, refusal = _identity(relation, facts, columns)
-    why_no_set = _why_no_set(facts, columns, key_positions)
+    facts = _with_row_triggers(relation, facts, constants, is_trusted=parallel == "always")
+    why_no_set = _why_no_set(facts, columns, key_positions) or _why_each_change(relation, facts)
     is_by_row = bool(why_no_set) or (is_full and not refusal)
     acting, enforced = _acting(sent, facts), _enforced(facts) if is_by_row else []
     serial = _why_serial(acting, enforced, parallel)
@@ -77,8 +80,12 @@ def match(  # noqa: PLR0913  each is a choice of the configuration
         width_reasons.append(_ALL_BY_ROW)
     foreign = foreign_keys(relation, facts, columns, is_relaxed=is_relaxed)
     trusted = [*acting, *enforced, *exclusions] if parallel == "always" else []
+    is_joined = parallel == "ordered" and lane is Lane.SERIAL
     reasons = [serial or why_no_set or _as_set(facts, columns, key_positions, is_full=is_full and not refusal)]
+    if facts.row_triggers and lane is Lane.SET:
+        reasons.append(f"{', '.join(one.name for one in facts.row_triggers)} computes columns of the row that it gets")
     reasons += [f'parallel = "always" trusts {", ".join(trusted)}'] if trusted else []
+    reasons += ['parallel = "ordered" joins transactions'] if is_joined else []
     reasons += width_reasons
     if not serial:
         # Where all of the table waits anyway, single values do not matter.
@@ -92,7 +99,7 @@ def match(  # noqa: PLR0913  each is a choice of the configuration
         is_table_exclusive=lane is Lane.SERIAL or bool(width_reasons),
         # The phrase for the lane may also be the one for the width.
         reason="; ".join(dict.fromkeys(reasons)),
-        unique_keys=unique.keys, foreign_keys=foreign,
+        unique_keys=unique.keys, foreign_keys=foreign, is_joined=is_joined,
     )  # fmt: skip
     return marked(plan, fixed)
 
@@ -210,6 +217,54 @@ def _why_no_set(facts: TableFacts, columns: tuple[ColumnFacts, ...], key_positio
         return _unknown_key(unknown)
     has_cast = [column.name for column in columns if column.has_text_cast]
     return f"row by row: a cast from text replaces the input function of column {_names(has_cast)}" if has_cast else ""
+
+
+def _with_row_triggers(
+    relation: Relation, facts: TableFacts, constants: Mapping[str, str], *, is_trusted: bool
+) -> TableFacts:
+    """Return the facts of a table with its row triggers apart if all of them are harmless; else among its triggers.
+
+    No column that they assign may be one by which rows are found or compared with other rows, because the values in the
+    stream are compared. Without a key rows may be found by what the triggers have changed.
+
+    Args:
+        relation: as announced.
+        facts: as read, without the constants in its keys.
+        constants: columns that have one value in all rows of the source.
+        is_trusted: triggers that need each change of a row are trusted to need only the last.
+    """
+    if not facts.row_triggers:
+        return facts
+    plain = {column.name for column in facts.columns if column.type_oid in TYPES and not column.is_generated}
+    settable = {column.name for column in facts.columns if column.name in plain and not column.is_identity_always}
+    settable -= {*constants, *facts.key_columns, *(name for index in facts.unique for name in index.columns)}
+    settable -= {name for foreign in facts.foreign_keys for name in foreign.columns}
+    if (
+        facts.key_columns
+        and not facts.key_is_deferrable
+        and not any(index.is_partial or not index.columns for index in facts.unique)
+        and all(plain.issuperset(one.reads) and settable.issuperset(one.writes) for one in facts.row_triggers)
+        and not (is_trusted and _why_each_change(relation, facts))
+    ):
+        return facts
+    return replace(facts, triggers=(*facts.triggers, *(one.name for one in facts.row_triggers)), row_triggers=())
+
+
+def _why_each_change(relation: Relation, facts: TableFacts) -> str:
+    """Return why a row's net change is not enough for its row triggers, or ''.
+
+    It is enough where they compute columns from others, all of which the publisher sends, and which no trigger assigns:
+    then the last values of these decide, whatever the changes before. A value that is not sent, because it has not
+    changed, is also the last one.
+    """
+    sent = {column.name for column in relation.columns}
+    written = {name for one in facts.row_triggers for name in one.writes}
+    each = [
+        one.name
+        for one in facts.row_triggers
+        if not one.is_function_of_new or not sent.issuperset(one.reads) or not written.isdisjoint(one.reads)
+    ]
+    return f"row by row: {', '.join(each)} may depend on earlier values of the row" if each else ""
 
 
 def _acting(sent: Collection[str], facts: TableFacts) -> list[str]:

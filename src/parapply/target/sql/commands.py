@@ -119,21 +119,23 @@ def code_check(commands: Sequence[Command], role: str) -> list[Command]:
     """Return commands that fail if code unknown to the plans acts on a table; they follow the commands of a batch.
 
     Sets write net changes, in the order of the keys: a trigger that was enabled since the catalogue was read would see
-    these instead of every change in source order. So would one of a table that has taken the name of the one planned;
-    that fails too. A batch that fails is repeated row by row, in order.
+    these instead of every change in source order. So would one of a table that has taken the name of the one planned,
+    and a row trigger whose function has changed. A batch that fails is repeated row by row, in order.
 
     Args:
         commands: of the batch; none, if they are none.
         role: session_replication_role of the session.
     """
-    facts = [plan.facts for command in commands for plan in (command.plan, *command.others)]
+    plans = {id(plan): plan for command in commands for plan in (command.plan, *command.others)}
+    facts = [plan.facts for plan in plans.values()]
     unaware = {(one.oid, table_name(one)): one for one in facts if not (one.triggers or one.rules)}
     if not unaware:
         return []
     prepared = acting_code(role, is_partitioned=any(one.is_partitioned for one in unaware.values()))
     oids = _array(_OID, [_oid(oid) for oid, _ in unaware])
     names = _array(_TEXT, [name.encode("utf-8", "surrogateescape") for _, name in unaware])
-    return [Command(prepared, [oids, names], expected=0, operation="code", plan=commands[0].plan)]
+    known = _array(_TEXT, [each.version.encode() for one in unaware.values() for each in one.row_triggers])
+    return [Command(prepared, [oids, names, known], expected=0, operation="code", plan=commands[0].plan)]
 
 
 def guards(plans: Iterable[TablePlan]) -> list[Command]:

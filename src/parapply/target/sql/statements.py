@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from parapply.errors import TargetRefused
 from parapply.plan.table import Equality
 from parapply.quoting import identifier
-from parapply.target.catalogue.query import GUARD_SQL
+from parapply.target.catalogue.query import GUARD_SQL, TRIGGER_VERSION
 from parapply.target.sql.conditions import (
     column_equals,
     column_is,
@@ -517,10 +517,11 @@ def delete_all(facts: TableFacts, constants: Sequence[Constant] = ()) -> Sql:
 def acting_code(role: str, *, is_partitioned: bool) -> Sql:
     """Return the statement whose rows are triggers and rules that act on tables, and tables replaced, as a set form.
 
-    Its parameters are a binary oid[] of the tables as they were planned and a binary text[] of the names by which
-    statements have written to them. Run by a transaction that has done so it is final until the end of that
-    transaction, because to enable a trigger, or to give the name to another table, waits for its locks. It locks none
-    of the tables itself: another session may hold a partition that nothing was written to.
+    Its parameters are a binary oid[] of the tables as they were planned, a binary text[] of the names by which
+    statements have written to them, and a binary text[] of the versions of their row triggers, as planned. Run by a
+    transaction that has done so it is final until the end of that transaction, because to enable a trigger, or to give
+    the name to another table, waits for its locks, and a function that is replaced later has not run. It locks none of
+    the tables itself: another session may hold a partition that nothing was written to.
 
     Args:
         role: session_replication_role of the session.
@@ -530,7 +531,8 @@ def acting_code(role: str, *, is_partitioned: bool) -> Sql:
     # Several arguments are special syntax that a schema-qualified name would lose, as in `Statements._unnest`.
     text = (
         "SELECT 1 FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = ANY ($1::oid[]) AND NOT t.tgisinternal"
-        f" AND t.tgenabled {enabled} UNION ALL SELECT 1 FROM pg_catalog.pg_rewrite AS r"
+        f" AND t.tgenabled {enabled} AND {TRIGGER_VERSION} <> ALL ($3::text[])"
+        " UNION ALL SELECT 1 FROM pg_catalog.pg_rewrite AS r"
         f" WHERE r.ev_class = ANY ($1::oid[]) AND r.rulename <> '_RETURN' AND r.ev_enabled {enabled}"
         " UNION ALL SELECT 1 FROM unnest($1::oid[], $2::text[]) AS named (oid, name)"
         " WHERE pg_catalog.to_regclass(named.name) IS DISTINCT FROM named.oid"
@@ -545,7 +547,7 @@ def acting_code(role: str, *, is_partitioned: bool) -> Sql:
             " JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid AND c.relispartition"
             f" WHERE NOT t.tgisinternal AND t.tgtype & 1 = 1 AND t.tgenabled {enabled}"
         )
-    return _sql(text, (0, 1))._replace(is_set=True)
+    return _sql(text, (0, 1, 2))._replace(is_set=True)
 
 
 def lock_table(facts: TableFacts) -> Sql:
