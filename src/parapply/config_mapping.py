@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class Place(msgspec.Struct, frozen=True):
+class TargetPlace(msgspec.Struct, frozen=True):
     """The place of a table, or of a schema's tables, on the target."""
 
     name: str = ""  # schema.table, or schema; empty: as on the publisher
@@ -22,8 +22,8 @@ class Place(msgspec.Struct, frozen=True):
 class MappingConfig(msgspec.Struct, frozen=True):
     """Tables and schemas with another name on the target, and constants of their rows."""
 
-    tables: dict[str, Place] = {}  # by schema.table of the publisher
-    schemas: dict[str, Place] = {}  # for tables that `tables` does not name
+    tables: dict[str, TargetPlace] = {}  # by schema.table of the publisher
+    schemas: dict[str, TargetPlace] = {}  # for tables that `tables` does not name
 
     def __post_init__(self) -> None:
         """Check what concerns more than one key."""
@@ -78,7 +78,7 @@ def are_apart(several: Sequence[Mapping[str, str]]) -> bool:
     return len(values) == len(several) and len({frozenset(one) for one in several}) == 1
 
 
-def read_places(path: Sequence[str], given: object, errors: list[str]) -> dict[str, Place]:
+def read_places(path: Sequence[str], given: object, errors: list[str]) -> dict[str, TargetPlace]:
     """Return the places of the tables or schemas at a path; faults are added to `errors`, a line each."""
     if not isinstance(given, dict):
         errors.append(f"{dotted(path)}: must be a section")
@@ -86,7 +86,7 @@ def read_places(path: Sequence[str], given: object, errors: list[str]) -> dict[s
     return {name: _place([*path, name], name, value, errors) for name, value in given.items()}
 
 
-def _place(path: Sequence[str], name: str, given: object, errors: list[str]) -> Place:
+def _place(path: Sequence[str], name: str, given: object, errors: list[str]) -> TargetPlace:
     kind = path[-2].removesuffix("s")
     here: object = ""
     constants: dict[str, str] = {}
@@ -103,8 +103,8 @@ def _place(path: Sequence[str], name: str, given: object, errors: list[str]) -> 
     n_dots, rule = (1, '"schema.table"') if kind == "table" else (0, "as the name of a schema")
     if not isinstance(here, str) or not all(_is_name(one, n_dots) for one in (name, here)):
         errors.append(f"{dotted(path)}: both names must be written {rule}")
-        return Place()
-    return Place(name=here, constants=constants)
+        return TargetPlace()
+    return TargetPlace(name=here, constants=constants)
 
 
 def _is_name(text: str, n_dots: int) -> bool:

@@ -71,7 +71,7 @@ _MAPPING = {
     for key, value in {"schema": "public", "set.tenant": str(number)}.items()
 }
 _TRANSACTIONS = 150
-#: What an application lives with: unique_violation, foreign_key_violation.
+#: Errors that an application lives with: unique_violation, foreign_key_violation.
 _REFUSALS = frozenset({"23505", "23503"})
 
 

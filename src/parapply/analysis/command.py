@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from parapply import amounts
-from parapply.analysis.changes import read_change
 from parapply.errors import ParapplyError, ReportRefused
 from parapply.extras import install_hint
 
@@ -82,6 +81,8 @@ def _span(
 
 def _changes(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> tuple[Change, ...]:
     try:
+        from parapply.analysis.changes import read_change  # noqa: PLC0415  --help loads no types
+
         return tuple([read_change(value) for value in values])
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from error

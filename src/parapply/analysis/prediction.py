@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from parapply.analysis.changes import Order
     from parapply.analysis.contention import Contention
-    from parapply.analysis.stream import Stream
+    from parapply.analysis.stream import LoggedStream
 
 #: Seconds that the way from the publisher takes at most: more is waiting.
 _LONGEST_WAY_S: Final = 1.0
@@ -149,7 +149,7 @@ class Log:
             read_s=self._feed.leader_s * _READING, make_s=self._feed.leader_s * (1 - _READING),
         )  # fmt: skip
         self._costs_of: dict[Contention, Costs] = {}
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, LoggedStream] = {}
         self._played: dict[tuple[Contention, Change], Played] = {}
         #: From the first start to the last commit.
         self.measured_s = max(one.committed_s for one in recorded) - min(one.started_s for one in recorded)
@@ -243,7 +243,7 @@ class Log:
             self._played[key] = play(self._stream(min(transactions, changes)), settings, costs)
         return self._played[key]
 
-    def _stream(self, size: int) -> Stream:
+    def _stream(self, size: int) -> LoggedStream:
         """Return the stream, cut finely enough for batches of a size."""
         size = 0 if size >= min(self._settings.limits[:2]) else size
         if size not in self._streams:

@@ -1,7 +1,7 @@
 """The engine itself, driven by a log: how long a stream takes with other settings or at other costs.
 
-In: a `Stream`, `Settings` of a daemon, and `Costs` of what it does. Out: a `Played`. The engine decides what enters,
-when a batch closes, how large it may be, which one starts, whose turn it is and who gives a worker back. This driver
+In: a `LoggedStream`, `Settings` of a daemon, and `Costs` of what it does. Out: a `Played`. The engine decides what
+enters, when a batch closes, how large it may be, which one starts, whose turn it is and who gives a worker back. This driver
 has a clock that goes from one event to the next, and performs effects by letting their time pass:
 
 - the leader reads units and makes statements, one thing after the other;
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from parapply.analysis.changes import Order
-    from parapply.analysis.stream import Stream, Unit
+    from parapply.analysis.stream import LoggedStream, Unit
     from parapply.engine.flight import Effect
     from parapply.engine.job import Job
 
@@ -136,13 +136,13 @@ class _Work:
     late_rows: int = 0
 
 
-def play(stream: Stream, settings: Settings, costs: Costs) -> Played:
+def play(stream: LoggedStream, settings: Settings, costs: Costs) -> Played:
     """Apply a stream, and return how long it took."""
     return _Replay(stream, settings, costs).run()
 
 
 class _Replay:
-    def __init__(self, stream: Stream, settings: Settings, costs: Costs) -> None:
+    def __init__(self, stream: LoggedStream, settings: Settings, costs: Costs) -> None:
         self._units, self._plans = stream.units, stream.plans
         self._costs = costs
         is_relaxed = settings.order == "relaxed"

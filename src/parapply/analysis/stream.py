@@ -1,6 +1,6 @@
 """The stream that the batches of a log were made of: source transactions whose changes meet where the log says so.
 
-In: `Recorded` batches of one run in source order, and when each could be read. Out: a `Stream`. Pure.
+In: `Recorded` batches of one run in source order, and when each could be read. Out: a `LoggedStream`. Pure.
 
 A log holds no keys, so the changes that two batches have in common are made again from the waits. A listed late key is
 one row, by its hash. Further late keys are taken for the run's hottest rows where the list is full, else for rows of
@@ -83,7 +83,7 @@ class Unit(NamedTuple):
     is_alone: bool
 
 
-class Stream(NamedTuple):
+class LoggedStream(NamedTuple):
     """A stream that can be played any number of times."""
 
     units: Sequence[Unit]
@@ -98,7 +98,7 @@ def stream_of(
     dues_s: Sequence[float],
     *,
     changes: int = 0,
-) -> Stream:
+) -> LoggedStream:
     """Return the stream of a run.
 
     Args:
@@ -139,7 +139,7 @@ def stream_of(
                 )
             )  # fmt: skip
         before_s = releases_s[place]
-    return Stream(units, meetings.plans, pairs)
+    return LoggedStream(units, meetings.plans, pairs)
 
 
 def _cut(one: Recorded, n_recorded: int, changes: int) -> int:
@@ -172,7 +172,7 @@ def _seen(recorded: Sequence[Recorded], counted: Counter[str]) -> tuple[list[int
 
     Returns:
         For each batch the place of the first one that was under way beside it: the rows that it shares with that one
-        and later ones are known. And `Stream.pairs`.
+        and later ones are known. And `LoggedStream.pairs`.
     """
     seen_from: list[int] = []
     changes = [0, *accumulate([one.changes for one in recorded])]

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from parapply.check.findings import Code, End, Finding, Severity
 from parapply.check.kinds import KINDS
-from parapply.check.rulings import Place, Ruling, Status, rulings, with_fixes
+from parapply.check.rulings import ProviderEnd, Ruling, Status, rulings, with_fixes
 from parapply.check.server import read_rows
 from parapply.check.source import few, read_source
 from parapply.check.tables import Wanted, read_tables
@@ -231,14 +231,14 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
     )
 
 
-def _places(ends: Connections, options: CheckOptions, source: Server, target: Server) -> list[Place]:
+def _places(ends: Connections, options: CheckOptions, source: Server, target: Server) -> list[ProviderEnd]:
     """Return the servers whose provider is given."""
     given = (
         (options.provider, End.SOURCE, source, ends.source.info),
         (options.target_provider, End.TARGET, target, ends.target.info),
     )
     return [
-        Place(provider=provider, end=end, server=server, address=f"{info.host}:{info.port}")
+        ProviderEnd(provider=provider, end=end, server=server, address=f"{info.host}:{info.port}")
         for provider, end, server, info in given
         if provider is not None
     ]

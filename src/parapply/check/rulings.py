@@ -14,7 +14,7 @@ from psycopg import sql
 
 from parapply.check.findings import End, Finding
 from parapply.check.kinds import KINDS
-from parapply.check.providers import RULES, Rule
+from parapply.check.providers import RULES, ProviderRule
 from parapply.check.server import Server
 from parapply.vocabulary import Provider
 
@@ -38,13 +38,13 @@ class Status(StrEnum):
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     """A rule, and the evidence of the server at that end."""
 
-    rule: Rule
+    rule: ProviderRule
     end: End
     status: Status
     seen: str  # one phrase; empty if nothing is to be seen
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class ProviderEnd(msgspec.Struct, frozen=True, kw_only=True):
     """A server of a provider, as a session sees it."""
 
     provider: Provider
@@ -53,7 +53,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     address: str  # host:port, as libpq connected
 
 
-def rulings(place: Place, findings: Iterable[Finding], config: Config) -> list[Ruling]:
+def rulings(place: ProviderEnd, findings: Iterable[Finding], config: Config) -> list[Ruling]:
     """Return the provider's rules for this end, the broken ones first."""
     found = {each.code: each.found for each in reversed([*findings]) if KINDS[each.code].end is place.end}
     ruled = [
@@ -65,7 +65,7 @@ def rulings(place: Place, findings: Iterable[Finding], config: Config) -> list[R
     return sorted(ruled, key=lambda each: order.index(each.status))
 
 
-def _ruling(rule: Rule, place: Place, found: str, config: Config) -> Ruling:
+def _ruling(rule: ProviderRule, place: ProviderEnd, found: str, config: Config) -> Ruling:
     ours, is_default = _ours(rule.key, config)
     shown = place.server.settings.get(rule.setting, "") if rule.setting and not (rule.key and is_default) else ""
     if found:
@@ -97,7 +97,7 @@ def _ours(key: str, config: Config) -> tuple[str, bool]:
     return f"{key} is set" if name == "password_command" else f"{key} is {value}", False
 
 
-def with_fixes(findings: Sequence[Finding], place: Place) -> list[Finding]:
+def with_fixes(findings: Sequence[Finding], place: ProviderEnd) -> list[Finding]:
     """Return the findings of this end with the provider's remedies: PostgreSQL's own ones need a superuser."""
     role = sql.Identifier(place.server.role).as_string(None)
     fixes = {

@@ -9,7 +9,7 @@ import click
 from parapply.cli.main import _connection_options as connection_options
 from parapply.cli.main import _load as load
 
-#: As `seed.came_along.Kind` has them.
+#: As `seed.came_along.CameAlong` has them.
 _KINDS = ("prepared", "subscriptions", "slots", "jobs", "states", "publications")
 
 
@@ -49,10 +49,10 @@ def seed(
         raise click.UsageError("--prepare goes with the options of a connection only")
     config = load(options, *(["target.dsn"] if is_preparing else []))
     from parapply.seed import command  # noqa: PLC0415
-    from parapply.seed.came_along import Kind  # noqa: PLC0415
+    from parapply.seed.came_along import CameAlong  # noqa: PLC0415
 
     if is_preparing:
         command.prepare(config)
         return
-    how = command.SeedOptions(cleans=tuple(map(Kind, cleans)), despite=despite, is_dry=is_dry)
+    how = command.SeedOptions(cleans=tuple(map(CameAlong, cleans)), despite=despite, is_dry=is_dry)
     command.seed(config, how)

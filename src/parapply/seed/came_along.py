@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _NAMED: Final = 5
 
 
-class Kind(StrEnum):
+class CameAlong(StrEnum):
     """Kinds that can be cleaned."""
 
     PREPARED = "prepared"
@@ -44,7 +44,7 @@ class Kind(StrEnum):
 
 
 #: Kinds that may stay.
-ARGUABLE: Final = (Kind.SUBSCRIPTIONS, Kind.SLOTS, Kind.JOBS, Kind.STATES)
+ARGUABLE: Final = (CameAlong.SUBSCRIPTIONS, CameAlong.SLOTS, CameAlong.JOBS, CameAlong.STATES)
 
 
 class _Way(NamedTuple):
@@ -55,14 +55,14 @@ class _Way(NamedTuple):
 
 
 _HERE: LiteralString = "database = pg_catalog.current_database()"
-_WAYS: Final[dict[Kind, _Way]] = {
-    Kind.PREPARED: _Way(
+_WAYS: Final[dict[CameAlong, _Way]] = {
+    CameAlong.PREPARED: _Way(
         f"SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE {_HERE} ORDER BY prepared",  # noqa: S608  ours
         "prepared transactions, whose locks would hold up the stream; it brings each whole with its commit",
         "rolled back",
         ("ROLLBACK PREPARED {}",),
     ),
-    Kind.SUBSCRIPTIONS: _Way(
+    CameAlong.SUBSCRIPTIONS: _Way(
         "SELECT subname::text FROM pg_catalog.pg_subscription WHERE (subenabled OR subslotname IS NOT NULL)"
         " AND subdbid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
         " ORDER BY 1",
@@ -70,20 +70,20 @@ _WAYS: Final[dict[Kind, _Way]] = {
         "disabled, and have no slot any longer",
         ("ALTER SUBSCRIPTION {} DISABLE", "ALTER SUBSCRIPTION {} SET (slot_name = NONE)"),
     ),
-    Kind.SLOTS: _Way(
+    CameAlong.SLOTS: _Way(
         f"SELECT slot_name::text FROM pg_catalog.pg_replication_slots WHERE {_HERE} AND NOT active ORDER BY 1",  # noqa: S608
         "logical slots that nothing reads, for which the target keeps its WAL",
         "dropped",
         ("SELECT pg_catalog.pg_drop_replication_slot({})",),
     ),
-    Kind.JOBS: _Way(
+    CameAlong.JOBS: _Way(
         "SELECT jobid::text FROM cron.job WHERE active ORDER BY jobid",
         "active jobs of pg_cron, which write here what the publisher's also write",
         "deactivated",
         # A trigger has its scheduler read them again.
         ("SET LOCAL session_replication_role = 'origin'; UPDATE cron.job SET active = false WHERE jobid = {}::bigint",),
     ),
-    Kind.PUBLICATIONS: _Way(
+    CameAlong.PUBLICATIONS: _Way(
         "SELECT pubname::text FROM pg_catalog.pg_publication ORDER BY 1",
         "publications",
         "dropped",
@@ -91,7 +91,7 @@ _WAYS: Final[dict[Kind, _Way]] = {
     ),
 }
 #: Kinds whose statements have the name as an identifier; the others have it as a text.
-_OBJECTS: Final = frozenset({Kind.SUBSCRIPTIONS, Kind.PUBLICATIONS})
+_OBJECTS: Final = frozenset({CameAlong.SUBSCRIPTIONS, CameAlong.PUBLICATIONS})
 
 _UNLOGGED: Final[LiteralString] = (
     "SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) FROM pg_catalog.pg_class AS c"
@@ -108,7 +108,7 @@ _NOTES: Final[tuple[tuple[LiteralString, str], ...]] = (
 )
 
 
-async def found(conn: Connection, schema: str, slot_name: str) -> dict[Kind, list[str]]:
+async def found(conn: Connection, schema: str, slot_name: str) -> dict[CameAlong, list[str]]:
     """Return the names of all that came along, by kind.
 
     Args:
@@ -119,17 +119,17 @@ async def found(conn: Connection, schema: str, slot_name: str) -> dict[Kind, lis
     Raises:
         TargetRefused, TargetLost: it cannot be asked.
     """
-    names: dict[Kind, list[str]] = {}
+    names: dict[CameAlong, list[str]] = {}
     with target_errors("looking for what came along"):
         ((has_jobs,),) = await rows(conn, sql.SQL("SELECT pg_catalog.to_regclass('cron.job') IS NOT NULL"))
         for kind, way in _WAYS.items():
-            if kind is not Kind.JOBS or has_jobs:
+            if kind is not CameAlong.JOBS or has_jobs:
                 names[kind] = [str(name) for (name,) in await rows(conn, sql.SQL(way.query))]
-    names[Kind.STATES] = []
+    names[CameAlong.STATES] = []
     if await state.has_schema(conn, schema):
         query = "SELECT slot_name FROM {s}.slots WHERE slot_name <> $1 ORDER BY 1"
         with target_errors("looking for what came along"):
-            names[Kind.STATES] = [
+            names[CameAlong.STATES] = [
                 str(name) for (name,) in await rows(conn, state.in_schema(query, schema), [slot_name])
             ]
     return {kind: some for kind, some in names.items() if some}
@@ -139,7 +139,7 @@ _STATES: Final = "states of slots that are applied to the publisher; `parapply d
 
 
 def refusals_of(
-    names: dict[Kind, list[str]], cleaned: Collection[Kind], despite: Collection[str]
+    names: dict[CameAlong, list[str]], cleaned: Collection[CameAlong], despite: Collection[str]
 ) -> list[TargetRefused]:
     """Return why the copy is no target as it is, an error for each kind that neither is cleaned nor may stay."""
     return [
@@ -148,24 +148,26 @@ def refusals_of(
             hint=f"--clean {kind.value}: they are {_doing(kind)}{_or_stay(kind)}",
         )
         for kind, some in names.items()
-        if kind not in cleaned and kind is not Kind.PUBLICATIONS
-        if kind is Kind.PREPARED or kind.value not in despite
+        if kind not in cleaned and kind is not CameAlong.PUBLICATIONS
+        if kind is CameAlong.PREPARED or kind.value not in despite
     ]
 
 
-def _or_stay(kind: Kind) -> str:
-    return "" if kind is Kind.PREPARED else f"; --despite {kind.value}: they stay"
+def _or_stay(kind: CameAlong) -> str:
+    return "" if kind is CameAlong.PREPARED else f"; --despite {kind.value}: they stay"
 
 
-def _doing(kind: Kind) -> str:
-    return "forgotten" if kind is Kind.STATES else _WAYS[kind].doing
+def _doing(kind: CameAlong) -> str:
+    return "forgotten" if kind is CameAlong.STATES else _WAYS[kind].doing
 
 
-def _what(kind: Kind) -> str:
-    return _STATES if kind is Kind.STATES else _WAYS[kind].what
+def _what(kind: CameAlong) -> str:
+    return _STATES if kind is CameAlong.STATES else _WAYS[kind].what
 
 
-async def clean(conn: Connection, schema: str, names: dict[Kind, list[str]], cleaned: Collection[Kind]) -> list[str]:
+async def clean(
+    conn: Connection, schema: str, names: dict[CameAlong, list[str]], cleaned: Collection[CameAlong]
+) -> list[str]:
     """End what came along, of the kinds that are named, and return lines that say so.
 
     Raises:
@@ -176,7 +178,7 @@ async def clean(conn: Connection, schema: str, names: dict[Kind, list[str]], cle
     for kind, some in names.items():
         if kind not in cleaned:
             continue
-        if kind is Kind.STATES:
+        if kind is CameAlong.STATES:
             for name in some:
                 for slot_id in await state.find_slots(conn, schema, name):
                     await state.drop_slot_state(conn, schema, slot_id)

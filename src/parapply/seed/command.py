@@ -50,7 +50,7 @@ from parapply.model import format_lsn
 from parapply.printable import printable
 from parapply.quoting import shown
 from parapply.seed import came_along, joint
-from parapply.seed.came_along import Kind
+from parapply.seed.came_along import CameAlong
 from parapply.source import failover, refusals, slot, waits
 from parapply.target.session import settings
 from parapply.target.state import copies
@@ -69,7 +69,7 @@ WRITES: Final = "writes"
 class SeedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to join."""
 
-    cleans: tuple[Kind, ...] = ()
+    cleans: tuple[CameAlong, ...] = ()
     despite: tuple[str, ...] = ()  # kinds that stay, `WRITES`, and codes of arguable findings
     is_dry: bool = False
 
@@ -222,7 +222,7 @@ class _Run:
         await self._check_slot(place)
         await _check_commits(ends.target)
         along = await came_along.found(ends.target, self._schema, self._name)
-        self._check_prepared(along.get(Kind.PREPARED, []))
+        self._check_prepared(along.get(CameAlong.PREPARED, []))
         self._marks = await came_along.marks(ends.target, config.source.publications)
         refused = came_along.refusals_of(along, self._options.cleans, self._options.despite)
         if WRITES not in self._options.despite:

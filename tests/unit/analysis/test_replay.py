@@ -20,7 +20,7 @@ from parapply.plan.scheduler import Scheduler
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.analysis.stream import Stream
+    from parapply.analysis.stream import LoggedStream
 
 _SETTINGS = Settings(workers=3, order="preserve", limits=(100, 100, 1000))
 _COSTS = Costs(batch_s=0.0, change_s=0.01, commit_s=0.0)
@@ -34,7 +34,7 @@ def _recorded(seq: int, **more: object) -> Recorded:
     return Recorded(seq=seq, **values)
 
 
-def _backlog(recorded: Sequence[Recorded], release_s: float = 0.0) -> Stream:
+def _backlog(recorded: Sequence[Recorded], release_s: float = 0.0) -> LoggedStream:
     """Return a stream of which all is late, each batch to be read so long after the one before."""
     n = len(recorded)
     return stream_of(recorded, [index * release_s for index in range(n)], [-9.0] * n)

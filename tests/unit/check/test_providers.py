@@ -13,8 +13,8 @@ from parapply.check import show
 from parapply.check.findings import Code, End, Finding
 from parapply.check.kinds import KINDS
 from parapply.check.look import Report
-from parapply.check.providers import RULES, Rule
-from parapply.check.rulings import Place, Ruling, Status, rulings, with_fixes
+from parapply.check.providers import RULES, ProviderRule
+from parapply.check.rulings import ProviderEnd, Ruling, Status, rulings, with_fixes
 from parapply.check.server import SETTINGS, Server
 from parapply.config import SECTIONS, Config, load_config
 from parapply.vocabulary import Provider
@@ -33,14 +33,14 @@ def _config(**flags: object) -> Config:
     return load_config(flags={**known, **flags}, environ={})
 
 
-def _place(provider: Provider, *, end: End = End.SOURCE, address: str = "db:5432", **settings: str) -> Place:
+def _place(provider: Provider, *, end: End = End.SOURCE, address: str = "db:5432", **settings: str) -> ProviderEnd:
     named = {name.replace("__", "."): value for name, value in settings.items()}
     server = msgspec.structs.replace(_SERVER, settings=named)
-    return Place(provider=provider, end=end, server=server, address=address)
+    return ProviderEnd(provider=provider, end=end, server=server, address=address)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.provider}-{rule.name}")
-def test_a_rule_is_whole(rule: Rule) -> None:
+def test_a_rule_is_whole(rule: ProviderRule) -> None:
     """It has the provider's page, a finding of the end that it is about, and names that exist."""
     assert re.match(r"https://[\w.-]+\.(com|net|org)/\S+$", rule.page)
     assert rule.says
@@ -94,7 +94,7 @@ _COMMAND = {"source.password_command": "token"}
     ],
 )  # fmt: skip
 def test_what_a_server_shows_of_a_rule(  # noqa: PLR0917
-    place: Place, name: str, findings: list[Finding], flags: dict[str, Any], status: Status, seen: str
+    place: ProviderEnd, name: str, findings: list[Finding], flags: dict[str, Any], status: Status, seen: str
 ) -> None:
     """A finding, a setting or an address decides; nothing of a kind leaves the rule to people."""
     (found,) = (each for each in rulings(place, findings, _config(**flags)) if each.rule.name == name)

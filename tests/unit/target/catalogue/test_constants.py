@@ -97,7 +97,7 @@ def test_a_key_without_the_constant_is_refused() -> None:
 
 
 def test_foreign_keys_lead_to_rows_of_the_same_source() -> None:
-    """What a child refers to is compared without the constants, and with parents that may have the same ones."""
+    """References are compared without the constants, and with parents that may have the same ones."""
     key = foreign_key("f", "tenant", "id", parent_oid=1)
     child = match(SENT, replace(FACTS, foreign_keys=(key,)), constants={"tenant": "7"})
     [foreign] = child.foreign_keys
