@@ -1,8 +1,8 @@
 """The engine itself, driven by a log: how long a stream takes with other settings or at other costs.
 
 In: a `LoggedStream`, `Settings` of a daemon, and `Costs` of what it does. Out: a `Played`. The engine decides what
-enters, when a batch closes, how large it may be, which one starts, whose turn it is and who gives a worker back. This driver
-has a clock that goes from one event to the next, and performs effects by letting their time pass:
+enters, when a batch closes, how large it may be, which one starts, whose turn it is and who gives a worker back. This
+driver has a clock that goes from one event to the next, and performs effects by letting their time pass:
 
 - the leader reads units and makes statements, one thing after the other;
 - statements take as long as the others that execute at the time let them;

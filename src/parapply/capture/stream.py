@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from parapply.capture.blocks import BlockPlace, FrameGroup
+    from parapply.capture.blocks import CapturedBlock, FrameGroup
     from parapply.capture.lateness import Lateness
 
 #: Bytes of frames that are read before intake has taken any.
@@ -48,7 +48,7 @@ class Read(NamedTuple):
     """A capture to be read."""
 
     folder: Path
-    places: Sequence[BlockPlace]  # of all blocks up to the last moment between transactions
+    places: Sequence[CapturedBlock]  # of all blocks up to the last moment between transactions
     is_parallel: bool  # streaming was 'parallel'
     speed: float  # 1.0: as it came; infinity: as fast as it goes
 
@@ -125,7 +125,7 @@ _IN_STREAMS: Final = frozenset({b"S", b"E", b"R"})
 _ENDS: Final = frozenset({b"C", b"c", b"b", b"P", b"K", b"r", b"p"})
 
 
-def first_place(places: Sequence[BlockPlace], lsn: int) -> int:
+def first_place(places: Sequence[CapturedBlock], lsn: int) -> int:
     """Return the index of the block to begin with: of the last file that no earlier transaction reaches into."""
     found = 0
     for index, place in enumerate(places):
