@@ -47,6 +47,10 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     target: tuple[str, str] | None = None  # schema and table on the target where they are others
     constants: dict[str, str] = {}  # columns of the target's table with their values in all rows of this one
 
+    def __hash__(self) -> int:
+        """Return a hash of the name, because a dict has none."""
+        return hash(self.full_name)
+
     def here(self) -> PublishedTable:
         """Return it by its name on the target."""
         if self.target is None:
