@@ -134,8 +134,26 @@ def replay(  # noqa: PLR0913  one parameter for each option
     how = replaying.ReplayOptions(
         folder, Login(copy_of) if copy_of else None, speed, is_despite_torn=despite_torn, is_again=is_again
     )
-    outcome = replaying.replay(read, [shlex.split(group) for group in groups] or [[]], how)
+    outcome = replaying.replay(read, _settings(groups), how)
     show(outcome, late_after_s, as_json=as_json)
     if outcome.is_stopped:
         return _STOPPED
     return _DIFFERENT if outcome.different or any(run.failure for run in outcome.runs) else 0
+
+
+def _settings(groups: Sequence[str]) -> list[list[str]]:
+    """Return the settings of each run; a single run without any if no group is given.
+
+    Raises:
+        click.UsageError: one is not KEY=VALUE, or a quote is not closed.
+    """
+    found = []
+    for group in groups:
+        try:
+            pairs = shlex.split(group)
+        except ValueError as error:
+            raise click.UsageError(f"--run {group!r}: {error}") from error
+        if wrong := [pair for pair in pairs if "." not in pair.partition("=")[0] or "=" not in pair]:
+            raise click.UsageError(f"--run: {wrong[0]!r} is not KEY=VALUE, as in apply.workers=4")
+        found.append(pairs)
+    return found or [[]]
