@@ -129,12 +129,15 @@ class _Run:
     async def _steps(self) -> None:
         known = await migrations.load(self._ends.target, self._migration)
         await self._keep_choice(known.get(MigrationStep.CHECK))
+        check = known.get(MigrationStep.CHECK)
         if (
-            MigrationStep.CHECK not in known
+            check is None
+            # Killed before it was noted as done.
+            or check.state != "done"
             or self._options.only is MigrationStep.CHECK
             or self._options.first is MigrationStep.CHECK
         ):
-            await self._check(is_first=MigrationStep.CHECK not in known)
+            await self._check(is_first=not known.keys() - {MigrationStep.CHECK, MigrationStep.ROLES})
         for step in self._wanted(known):
             await self._do(step)
 
