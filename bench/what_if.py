@@ -141,7 +141,7 @@ class Cell:
 
     @property
     def is_within(self) -> bool:
-        """Return whether the interval holds what was measured."""
+        """Return whether the interval holds the measured time."""
         return self.least_s <= self.measured_s <= self.most_s
 
     def document(self) -> dict[str, Any]:

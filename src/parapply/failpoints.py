@@ -81,7 +81,7 @@ HEAL_DONE: Final = "heal_done"  # all rows are repaired, the state does not say 
 HEAL_NAMES: Final = (HEAL_COMPARED, HEAL_BEGUN, HEAL_SLOT, HEAL_TABLE, HEAL_TABLE_DONE, HEAL_DONE)
 #: Points of `parapply seed`, in their order.
 SEED_SCHEMA: Final = "seed_schema"  # the state schema exists, without the slot
-SEED_JOINED: Final = "seed_joined"  # the slot's row is committed, what is named is not ended
+SEED_JOINED: Final = "seed_joined"  # the slot's row is committed, nothing that came along is ended
 SEED_CLEANED: Final = "seed_cleaned"  # it is ended, nothing was said
 
 SEED_NAMES: Final = (SEED_SCHEMA, SEED_JOINED, SEED_CLEANED)

@@ -200,7 +200,7 @@ def identity_index(chooser: random.Random, features: frozenset[Feature]) -> list
 
 
 def audited(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
-    """Return a table whose triggers on the target write to tables of their own, in the order of changes (T-29)."""
+    """Return a table whose triggers on the target write to separate tables, in the order of changes (T-29)."""
     triggers = (
         _TRIGGER.format(trigger="always", table="t_audited"),
         "ALTER TABLE t_audited ENABLE ALWAYS TRIGGER always",

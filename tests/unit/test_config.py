@@ -326,7 +326,7 @@ def test_a_table_has_its_own_name_before_that_of_its_schema() -> None:
 
 
 def test_constants_of_tables_and_schemas(tmp_path: Path) -> None:
-    """Values are kept as PostgreSQL reads them; a table named by itself has only its own."""
+    """Values are kept as PostgreSQL reads them; a table that is named has only its own values."""
     path = tmp_path / "app.toml"
     path.write_text(
         '[mapping.tables]\n"a.t" = { table = "x.y", set = { n = 7, is_eu = true, "Na me" = "it\'s" } }\n'

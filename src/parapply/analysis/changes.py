@@ -22,7 +22,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     batch_transactions: _Size | None = None  # at most, as the next two
     batch_changes: _Size | None = None
     batch_bytes: _Size | None = None
-    target_speed: Annotated[float, Meta(ge=0.01, le=100)] = 1.0  # statements take so many times less
+    target_speed: Annotated[float, Meta(ge=0.01, le=100)] = 1.0  # factor by which statements take less time
     synchronous_commit: Literal["on", "off"] | None = None
     flush_ms: Annotated[float, Meta(ge=0, le=10_000)] | None = None  # a flush; None: as in the log
 
@@ -46,7 +46,7 @@ VALUES: Final = {
 
 
 def read_change(text: str) -> Change:
-    """Return what a text such as ``workers=8,order=relaxed`` asks for.
+    """Return the changes that a text such as ``workers=8,order=relaxed`` asks for.
 
     Raises:
         ValueError: says in words for people why it asks for nothing.

@@ -181,7 +181,7 @@ class Log:
         return self._costs_of[contention]
 
     def predict(self, change: Change, workers: int = 0) -> Predicted:
-        """Return what the run would have been with other settings or costs.
+        """Return the run as it would have been with other settings or costs.
 
         Args:
             change: of them.
@@ -252,7 +252,7 @@ class Log:
         return self._streams[size]
 
     def _limit(self, one: Played, contention: Contention, workers: int) -> str:
-        """Return what most of the time went to."""
+        """Return the limit that most of the time went to."""
         idle_s = one.idle_s + one.ended_s
         most = max(idle_s, one.blocked_s, one.turn_s, one.executing_s)
         if most == idle_s:
@@ -372,7 +372,7 @@ def _most_at_a_time(recorded: Sequence[Recorded]) -> int:
 
 
 def _commits(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> tuple[float, Line]:
-    """Return what a COMMIT takes, and what late rows do besides."""
+    """Return the time of a COMMIT, and the additional time of late rows."""
     alone = [one.commit_s for one in recorded if not one.is_one_flight and not one.late_rows]
     late = [one for one in recorded if not one.is_one_flight and one.late_rows]
     in_flight = [one.flight_commit_s for one in recorded if one.flight_commit_s]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from parapply.engine.flight import Effect
     from parapply.engine.job import Job
 
-#: Batches in flight at most, and some: tables that only count are of one of so many trees.
+#: Number of trees for tables that only count: above the batches that are in flight at most.
 _TREES: Final = 256
 
 

@@ -190,7 +190,7 @@ def _seen(recorded: Sequence[Recorded], counted: Counter[str]) -> tuple[list[int
 
 
 class _Meetings:
-    """The frames of each unit: a change of its own, and changes of keys and tables that it shares with others."""
+    """The frames of each unit: a change of a key that no other has, and changes of keys and tables that it shares."""
 
     def __init__(self, n_units: int) -> None:
         self.plans = Plans()

@@ -144,7 +144,7 @@ def _repeats(n_repeated: int, n_batches: int, n_conflicts: int) -> str:
 
 
 def _more_workers(what_if: Rows, reading: Rows, n_workers: int) -> str:
-    """Say what twice as many workers would bring in each commit order, with the interval."""
+    """Report the gain of twice as many workers in each commit order, with the interval."""
     rows = {(row["commit_order"], row["workers"]): row for row in what_if if not row["question"]}
     now = int(reading[0]["workers"]) if reading else n_workers
     if ("preserve", now) not in rows or ("preserve", 2 * now) not in rows:

@@ -132,7 +132,7 @@ def _check_options(found: CaptureFound) -> None:
 
 
 def _of_capture(config: Config, found: CaptureFound, *, has_rows: bool) -> Config:
-    """Return a configuration with what the capture decides, and nothing that only a publisher could answer."""
+    """Return a configuration with the capture's own settings, and nothing that only a publisher could answer."""
     start, replace = found.start, msgspec.structs.replace
     streaming: Any = start.options.get("streaming", "off")
     origin: Any = start.options.get("origin", "any")

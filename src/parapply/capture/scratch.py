@@ -130,7 +130,7 @@ def _joined(versions: Sequence[CapturedTable]) -> CapturedTable:
 
 
 def left_out(found: Shapes) -> list[str]:
-    """Return lines about what the scratch tables lack."""
+    """Return lines about the parts that the scratch tables lack."""
     lines = []
     for table in found.tables:
         names = [*table.left_out, *[index.name for index in table.indexes if index.method not in _METHODS]]

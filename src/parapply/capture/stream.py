@@ -54,7 +54,7 @@ class Read(NamedTuple):
 
 
 class After:
-    """Leaves out what ended up to an LSN, as a publisher does. Announcements stay; a stream that is left out aborts."""
+    """Leaves out transactions that ended up to an LSN, as a publisher does. Announcements stay, streams abort."""
 
     def __init__(self, lsn: int, *, is_parallel: bool) -> None:
         """Begin outside any transaction."""
@@ -299,7 +299,7 @@ class CapturedStream:
 
     def send_status(
         self,
-        written_lsn: int,  # noqa: ARG002  what counts is applied
+        written_lsn: int,  # noqa: ARG002  only the applied LSN counts
         flushed_lsn: int,
         applied_lsn: int,
         *,

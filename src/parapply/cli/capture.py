@@ -48,9 +48,9 @@ Exit 1: --max-bytes is reached.""",
     default=256 * 1024 * 1024,
     show_default=True,
     metavar="N",
-    help="Begin another file after so many.",
+    help="Bytes after which another file begins.",
 )
-@click.option("--for", "for_s", type=click.FloatRange(min=0), default=math.inf, metavar="S", help="End after so long.")
+@click.option("--for", "for_s", type=click.FloatRange(min=0), default=math.inf, metavar="S", help="Seconds to go on.")
 @click.option("--until", "until_lsn", type=LsnType(), metavar="LSN", help="End when all up to there is kept.")
 def capture(  # noqa: PLR0913  one parameter for each option
     *,
@@ -103,7 +103,7 @@ are not repeated without --again. Exit 1: a run failed, or tables differ between
     metavar="S",
     help="Report since when, and for how long, more than S seconds were missing.",
 )
-@click.option("--despite-torn", is_flag=True, help="Apply what is before the place from which on a file is not whole.")
+@click.option("--despite-torn", is_flag=True, help="Apply everything before the place where a file is torn.")
 @click.option("--again", "is_again", is_flag=True, help="Repeat runs that are done.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
 def replay(  # noqa: PLR0913  one parameter for each option

@@ -279,7 +279,7 @@ async def _known_roles(
     return known
 
 
-def _finishing(  # noqa: PLR0913, PLR0917  what it is like
+def _finishing(  # noqa: PLR0913, PLR0917  its properties
     kind: str, name: str, owner: str, grants: Sequence[Grant], choice: Choice, known: Collection[str]
 ) -> Iterator[str]:
     """Yield statements of one transaction that give a new object its name, owner and privileges."""

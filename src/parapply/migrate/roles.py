@@ -132,7 +132,7 @@ async def bring(ends: Connections) -> RolesMade:
 
 
 def say(made: RolesMade) -> None:
-    """Print what the roles lack."""
+    """Print the attributes that the roles lack."""
     for text, names in (
         ("without a password, set one before they log in", made.without_password),
         ("without what only a superuser gives", made.without_attributes),

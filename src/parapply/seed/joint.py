@@ -1,11 +1,11 @@
 """Where a physical copy of the publisher joins its stream: at the end of the copy's recovery.
 
-A server that ends archive recovery begins a timeline of its own, and notes in that timeline's history where it left the
+A server that ends archive recovery begins a new timeline, and notes in that timeline's history where it left the
 one before: behind the last record that it has replayed. So the copy has exactly the transactions whose commit record
 ends there or before. Servers that were promoted apart may give their timelines one number; then they left the common
 one at different places, and the earlier one is where the two part.
 
-A copy without a timeline of its own was started as its files lay. Nothing on it says afterwards which record was the
+A copy without a new timeline was started as its files lay. Nothing on it says afterwards which record was the
 last of the publisher: its first checkpoint may lie behind a commit of the publisher that was cut off at a page's end.
 
 In: what the copy says, and the publisher's history. Out: timeline and LSN, or a refusal.

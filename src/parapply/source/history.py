@@ -57,7 +57,7 @@ async def check(  # noqa: PLR0913
         slot_name: of the slot, which no session reads.
         slot_lsn: where it is.
         options: pgoutput's, without streaming; two_phase only if the slot has it.
-        begin_lsn: where the slot was begun; what ends up to there is not looked at.
+        begin_lsn: where the slot was begun; transactions that end up to there are not looked at.
         low_lsn: everything that ends up to there is on the target.
         recorded: end LSN and commit time (microseconds since 2000-01-01 UTC) of the last transaction of each record:
             the newest one up to the watermark, and all after it.

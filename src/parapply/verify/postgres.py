@@ -16,7 +16,7 @@ from parapply.copy.parts import Part, parts_of
 from parapply.copy.published import PublishedTable
 from parapply.source.slot import source_errors
 from parapply.target.session.settings import target_errors
-from parapply.target.sql.own_rows import constants_hold
+from parapply.target.sql.own_rows import own_condition
 from parapply.verify import canonical
 from parapply.verify.differences import Summary, add
 
@@ -71,7 +71,7 @@ class VerifyEnd:
 
     def _filter(self, table: PublishedTable) -> str | sql.Composed:
         # Rows that the filter keeps back are not on the target; rows with other constants there are of other sources.
-        return table.row_filter if self._is_source else constants_hold(table.constants) if table.constants else ""
+        return table.row_filter if self._is_source else own_condition(table.constants) if table.constants else ""
 
     async def summary(
         self, table: Compared, on_part: Callable[[Part, int], None], numbers: Sequence[int] = ()

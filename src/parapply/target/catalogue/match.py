@@ -80,28 +80,35 @@ def match(  # noqa: PLR0913  each is a choice of the configuration
         width_reasons.append(_ALL_BY_ROW)
     foreign = foreign_keys(relation, facts, columns, is_relaxed=is_relaxed)
     trusted = [*acting, *enforced, *exclusions] if parallel == "always" else []
-    is_joined = parallel == "ordered" and lane is Lane.SERIAL
-    reasons = [serial or why_no_set or _as_set(facts, columns, key_positions, is_full=is_full and not refusal)]
-    if facts.row_triggers and lane is Lane.SET:
-        reasons.append(f"{', '.join(one.name for one in facts.row_triggers)} computes columns of the row that it gets")
-    reasons += [f'parallel = "always" trusts {", ".join(trusted)}'] if trusted else []
-    reasons += ['parallel = "ordered" joins transactions'] if is_joined else []
-    reasons += width_reasons
-    if not serial:
-        # Where all of the table waits anyway, single values do not matter.
-        reasons += unique.phrases if lane is Lane.SET and not width_reasons else []
-        reasons += foreign_key_phrases(facts, foreign)
-    if refusal:
-        reasons.append("updates and deletes are refused")
     plan = TablePlan(
         relation=relation, facts=facts, columns=columns, key_positions=key_positions, is_full=is_full,
         can_update=not refusal, refusal=refusal, lane=lane,
-        is_table_exclusive=lane is Lane.SERIAL or bool(width_reasons),
-        # The phrase for the lane may also be the one for the width.
-        reason="; ".join(dict.fromkeys(reasons)),
-        unique_keys=unique.keys, foreign_keys=foreign, is_joined=is_joined,
+        is_table_exclusive=lane is Lane.SERIAL or bool(width_reasons), reason="",
+        unique_keys=unique.keys, foreign_keys=foreign, is_joined=parallel == "ordered" and lane is Lane.SERIAL,
     )  # fmt: skip
+    lane_reason = serial or why_no_set or _as_set(facts, columns, key_positions, is_full=is_full and not refusal)
+    plan = replace(plan, reason=_reason(plan, [lane_reason], trusted, width_reasons, unique.phrases))
     return marked(plan, fixed)
+
+
+def _reason(
+    plan: TablePlan, reasons: list[str], trusted: list[str], width_reasons: list[str], unique_phrases: list[str]
+) -> str:
+    """Return for people why changes are applied so: the lane first, then everything that narrows the table."""
+    if plan.facts.row_triggers and plan.lane is Lane.SET:
+        names = ", ".join([one.name for one in plan.facts.row_triggers])
+        reasons.append(f"{names} computes columns of the row that it gets")
+    reasons += [f'parallel = "always" trusts {", ".join(trusted)}'] if trusted else []
+    reasons += ['parallel = "ordered" joins transactions'] if plan.is_joined else []
+    reasons += width_reasons
+    if plan.lane is not Lane.SERIAL:
+        # Where all of the table waits anyway, single values do not matter.
+        reasons += unique_phrases if plan.lane is Lane.SET and not width_reasons else []
+        reasons += foreign_key_phrases(plan.facts, plan.foreign_keys)
+    if plan.refusal:
+        reasons.append("updates and deletes are refused")
+    # The phrase for the lane may also be the one for the width.
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def _columns(relation: Relation, facts: TableFacts) -> tuple[ColumnFacts, ...]:

@@ -43,7 +43,7 @@ _WORDS: Final = frozenset({
 #: Words that an argument list or other expression in parentheses may follow.
 _BEFORE_PARENTHESIS: Final = _WORDS - {"end", "false", "null", "tg_op", "true"}
 
-#: In the order in which PostgreSQL's scanner decides; what none of them matches refuses the body.
+#: In the order in which PostgreSQL's scanner decides. Text that none of them matches refuses the body.
 _TOKENS: Final = re.compile(
     r"(?P<space>[ \t\r\n\f]+|--[^\r\n]*)"
     r"|(?P<column>(?P<record>new|old)\.(?P<name>[a-z_][a-z0-9_]*|\"(?:[^\"]|\"\")+\")(?![\w$.\"]))"
@@ -205,7 +205,7 @@ class _Body:
             raise _NotPlainError
 
     def _part(self, token: _Token, before: _Token) -> int:
-        """Check one token of an expression; return by how much it nests what follows."""
+        """Check one token of an expression; return the change of depth for the tokens behind it."""
         kind, value = token
         if kind in ("new", "old"):
             self.reads.add(value)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def constants_hold(constants: Mapping[str, str], *, alias: str = "") -> sql.Composed:
+def own_condition(constants: Mapping[str, str], *, alias: str = "") -> sql.Composed:
     """Return the condition for the target's rows with some constants; empty without any."""
     terms = [
         sql.SQL("{} = {}").format(sql.Identifier(*[*([alias] if alias else []), name]), sql.Literal(text))
@@ -27,5 +27,5 @@ def own_rows(constants: Mapping[str, str], *, alias: str = "", word: str = "WHER
         alias: of the table in the statement; empty: none.
         word: before the condition, WHERE or AND.
     """
-    held = constants_hold(constants, alias=alias)
+    held = own_condition(constants, alias=alias)
     return sql.SQL(" {} {}").format(sql.SQL(word), held) if constants else held

@@ -88,7 +88,7 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     slot_name: str
     system_identifier: str
     timeline: int
-    begin_lsn: int  # where the slot was begun; what ends there or before was never asked for
+    begin_lsn: int  # where the slot was begun; transactions that end there or before were never asked for
     low_lsn: int  # everything that ends here or before is committed
     # Every transaction that ends in [first, last] is also committed. They lie apart, in order, because one stuck
     # transaction in relaxed order can leave very many, and each transaction that comes again is looked for in them.

@@ -24,7 +24,7 @@ def test_the_key_is_what_is_left_of_it() -> None:
 
 
 def test_sources_never_meet() -> None:
-    """Tables and trees have numbers of their own for other values, above every OID, and the same for the same ones."""
+    """Tables and trees have other numbers for other values, above every OID, and the same for the same ones."""
     plans = [match(SENT, FACTS, constants={"tenant": text}) for text in ("7", "8", "7")]
     assert plans[0].rows_oid == plans[2].rows_oid
     assert len({number for plan in plans for number in (plan.rows_oid, plan.tree_oid)}) == 2
