@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -57,7 +58,6 @@ from tests.fixtures.plain import slot_route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from parapply.analysis.duck import DuckEngine
     from parapply.analysis.job import ReportOutcome
@@ -91,7 +91,9 @@ def test_every_figure_has_the_columns_of_its_definition(
     """Definitions, queries and Parquet tables agree in names and order."""
     outcome, out = hand_made
     assert set(outcome.tables) == {figure.name for figure in FIGURES}
-    assert set(QUERIES) | {"what_if", "ignored_files", "limits", "chain", "comparison", "days"} == set(outcome.tables)
+    assert set(QUERIES) | {"what_if", "ignored_files", "limits", "chain", "comparison", "days", "slots"} == set(
+        outcome.tables
+    )
     for figure in FIGURES:
         table = parquet.read_schema(out / "tables" / f"{figure.name}.parquet")
         assert table.names == list(figure.columns), figure.name
@@ -586,6 +588,38 @@ def test_the_verdict_names_what_limits(limited: ReportOutcome, slot: str, limit:
     assert advice in said.advice
     # Ten seconds but for the ends, whatever the states.
     assert sum(row["seconds"] for row in limited.tables["moments"] if row["slot"] == slot) == pytest.approx(10, abs=0.3)
+
+
+def test_all_slots_are_in_one_table(limited: ReportOutcome) -> None:
+    """Many slots have a row each, with delay, conflicts, the largest wait and the limit, and a link to their part."""
+    rows = {row["slot"]: row for row in limited.tables["slots"]}
+    assert {slot: row["limit"] for slot, row in rows.items()} == {
+        slot: said.limit for slot, said in limited.verdicts.items()
+    }
+    hot = rows["hot_row"]
+    assert (hot["transactions"], hot["conflicts"], hot["wait"]) == (200, 0, "commit turn")
+    assert hot["wait_share"] == pytest.approx(0.5)
+    assert hot["delay_p50_s"] == pytest.approx(5.2, abs=0.1)
+    page = Path(limited.page).read_text()
+    for number, row in enumerate(limited.tables["summary"]):
+        assert f'<td><a href="#slot-{number}">{row["slot"]}</a></td>' in page
+        assert f'<div id="slot-{number}" data-slot="{number}"' in page
+
+
+@pytest.mark.browser
+def test_a_link_opens_a_slot(limited: ReportOutcome, tmp_path: Path) -> None:
+    """A page that is opened with a slot's link shows that slot, and draws its plots only."""
+    program = browser()
+    assert program
+    linked = tmp_path / "linked.html"
+    # A file has no fragment here, so the page itself goes there first.
+    text = Path(limited.page).read_text()
+    assert text.count('"use strict";') >= 1
+    linked.write_text(text.replace("const plots = JSON", 'location.hash = "slot-3";\nconst plots = JSON'))
+    document, console = open_page(program, linked, tmp_path)
+    assert console == []
+    assert '<div id="slot-3" data-slot="3">' in document
+    assert '<div id="slot-0" data-slot="0" hidden="">' in document
 
 
 @pytest.mark.parametrize(

@@ -329,6 +329,8 @@ def _print(outcome: ReportOutcome, is_json: bool) -> None:  # noqa: FBT001  pass
         click.echo(json.dumps(document, default=_json_value))
         sys.stdout.flush()
         return
+    if len(outcome.in_short) > 1:
+        _print_overview(outcome)
     for slot, texts in outcome.in_short.items():
         click.echo(f"{slot}:")
         said = outcome.verdicts.get(slot)
@@ -346,6 +348,20 @@ def _print(outcome: ReportOutcome, is_json: bool) -> None:  # noqa: FBT001  pass
     bad = f", {outcome.bad_lines:,} lines not readable" if outcome.bad_lines else ""
     click.echo(f"{outcome.records:,} records, {outcome.new_files:,} new files{bad}. Page: {outcome.page}")
     sys.stdout.flush()
+
+
+def _print_overview(outcome: ReportOutcome) -> None:
+    from rich import box  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from parapply.analysis.overview import HEADER, cells  # noqa: PLC0415
+
+    table = Table(*HEADER, box=box.SIMPLE)
+    for row in cells(outcome.tables["slots"]):
+        table.add_row(*[Text(cell) for cell in row])
+    Console().print(table)
 
 
 def _json_value(value: object) -> str:

@@ -62,6 +62,23 @@ FIGURES: Final[tuple[Figure, ...]] = (
         },
     ),
     Figure(
+        name="slots",
+        title="All slots",
+        meaning="One row a slot: how late it is, what it waits for and what limits it.",
+        columns={
+            **_SLOT,
+            "last_at": "last commit on the target, UTC",
+            "transactions": "source transactions",
+            "delay_p50_s": "of each transaction, else of the oldest transaction of each batch: half within this",
+            "delay_p99_s": "the same, 99 %",
+            "conflicts": "recorded in batches",
+            "wait": "largest part of the time from received to committed, as in waits",
+            "wait_share": "of this time",
+            "limit": "the verdict; null where nothing was measured",
+            "limit_words": "the verdict in one sentence",
+        },
+    ),
+    Figure(
         name="over_time",
         title="Throughput and delay over time",
         meaning="One row a slot and interval. Intervals without a commit have none. Rates are per second of interval.",

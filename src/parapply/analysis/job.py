@@ -14,6 +14,7 @@ from parapply.analysis import page, words
 from parapply.analysis.compare import COMPARED, comparison
 from parapply.analysis.compute import QUERIES, compute
 from parapply.analysis.fold import fold
+from parapply.analysis.overview import overview
 from parapply.analysis.parquet import as_parquet
 from parapply.analysis.store import PACKED, SUFFIXES, Store, groups, ignored
 from parapply.analysis.views import Scope, make_views
@@ -133,11 +134,14 @@ def show(
         interval_s = make_views(store, scope, is_cut=is_cut) if has_files else 0
         left_out = _ignored_files(storage, store, request)
         tables: Tables = {"files": [], "summary": []}
+        verdicts: dict[str, LimitVerdict] = {}
         if interval_s:
             steps.expect(len(QUERIES) + 1)
             tables = compute(engine, interval_s, steps.begin, what_if=request.what_if)
             tables["ignored_files"] = left_out
             tables["comparison"] = comparison(then, tables) if then else []
+            verdicts = page.verdicts(tables)
+            tables["slots"] = overview(tables, verdicts)
             tables["days"] = [row for row in days if scope.slot in (None, row["slot"])]
             for name, table in tables.items():
                 storage.write(f"{request.out.rstrip('/')}/tables/{name}.parquet", as_parquet(name, table))
@@ -162,7 +166,7 @@ def show(
             bad_lines=store.n_bad,
             tables=tables,
             in_short={row["slot"]: words.in_short(page.of_slot(tables, row["slot"])) for row in tables["summary"]},
-            verdicts=page.verdicts(tables),
+            verdicts=verdicts,
             ignored=left_out,
         )
 

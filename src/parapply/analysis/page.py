@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from parapply import amounts
 from parapply.analysis import words
 from parapply.analysis.figures import FIGURES
+from parapply.analysis.overview import HEADER, cells
 from parapply.analysis.sections import sections
 from parapply.analysis.verdict import verdict
 
@@ -103,6 +104,8 @@ def render(tables: Tables, made: Made) -> str:
     return template.render(
         made=made,
         slots=slots,
+        overview_header=HEADER,
+        overview=cells(tables.get("slots", [])),
         drawn={
             f"s{n}-{m}-{k}": {"data": plot.data, "layout": plot.layout, "height": plot.height}
             for n, slot in enumerate(slots)

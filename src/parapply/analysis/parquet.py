@@ -22,9 +22,9 @@ _TEXTS: Final = frozenset({
     "slot", "table", "target", "kind", "name", "type", "policy", "outcome", "mode", "reason", "stage", "part", "unit",
     "commit_order", "limit", "link", "file", "example", "highest_end_lsn", "run",
     "state", "wait", "key", "tables", "commit_lsn", "what", "day", "end_lsn", "holder_end_lsn", "detail", "cause",
-    "role", "relation", "question",
+    "role", "relation", "question", "limit_words",
 })  # fmt: skip
-_FRACTIONS: Final = frozenset({"seconds", "share", "speed_up", "mean_bytes", "then", "now", "change"})
+_FRACTIONS: Final = frozenset({"seconds", "share", "wait_share", "speed_up", "mean_bytes", "then", "now", "change"})
 
 
 def as_parquet(name: str, rows: Rows) -> bytes:
