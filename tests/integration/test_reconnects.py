@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 _LOSSES = 5
 _WORKERS = 3
 _OF_AN_EPOCH = {"Epoch": 1, "WorkerPool": 1, "Intake": 1, "ReplicationStream": 1, "WorkerSession": _WORKERS}
-#: Ends the sender of the stream and returns its process, once another than the last one reads the slot.
+#: Ends the sender of the stream and returns its process, once another than the last one has begun to send: one that
+#: ends before leaves no epoch, and what its error holds is the collector's.
 _END_SENDER = (
-    "SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{slot}' AND active_pid <> {last}"
-    " AND pg_terminate_backend(active_pid)"
+    "SELECT active_pid FROM pg_replication_slots JOIN pg_stat_replication ON pid = active_pid AND state = 'streaming'"
+    " WHERE slot_name = '{slot}' AND active_pid <> {last} AND pg_terminate_backend(active_pid)"
 )
 
 
