@@ -91,6 +91,7 @@ EVENTS: Final = {
     "batch_unblocked": "info: it waits no more; how long it has",
     "stall_broken": "warning: a batch was rolled back that blocked the head, or that a prepared transaction blocked",
     "prepare_left_out": "info: a PREPARE that cannot be applied: the publisher has rolled it back, nothing is prepared",
+    "outcome_waits": "warning: a transaction prepared here is being ended by another session",
     "rolled_back_early": "warning: a transaction prepared here, which the publisher rolled back, was in the way",
     "stream_followed": "info: a worker applies a transaction while it is in progress on the publisher",
     "stream_spilled": "info: it has rolled back, and the transaction is applied at its commit; why",

@@ -45,6 +45,8 @@ class Commits:
         Raises:
             Violation: it is out of order, or a second time.
         """
+        if entry.kind == "decide" and not entry.is_commit and entry.xid not in self.prepared:
+            return  # rolled back early in the meantime: the server knows no such name, and the daemon takes it as done
         self._take(entry)
         self.wal.append(entry)
         if entry.kind in ("prepare", "decide"):

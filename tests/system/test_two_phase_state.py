@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply.login import Login
+from parapply.target.session import prepared, settings
+from tests.fixtures.databases import create_database
 from tests.fixtures.pair import Pair, pair
 from tests.fixtures.plain import end_sessions, wait_until_unread
 from tests.fixtures.proxy import CutProxy
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
+    from tests.fixtures.servers import OwnServers
 
 __all__ = ["pair"]
 
@@ -28,6 +32,10 @@ _PREPARED = "SELECT slot_name, gid, source_xid, owner, age > interval '0' FROM p
 _DROP_WAITS = (
     "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'parapply drop%' AND state = 'idle'"
     " AND query LIKE '%a.application_name%pg_locks%')"
+)
+
+_WAITS_FOR_STANDBY = (
+    "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'another' AND wait_event = 'SyncRep')"
 )
 
 
@@ -181,6 +189,42 @@ def test_t37_a_prepared_transaction_in_the_way(pair: Pair, pg_major: int) -> Non
     daemon.stop()
     pair.check_equal()
     check_nothing_is_left(pair.target)
+
+
+async def test_an_outcome_that_another_session_is_ending(
+    source_db: Database, own_servers: OwnServers, start_daemon: StartDaemon
+) -> None:
+    """While another session ends a prepared transaction, the server calls it busy: the outcome waits, and fails not.
+
+    The rollback that is sent early passes it over.
+    """
+    target = create_database(own_servers("target", settings={"max_prepared_transactions": 10}), "target")
+    pair = Pair(source_db, target, start_daemon)
+    pair.create(TABLES)
+    daemon = pair.start(settings=TWO_PHASE)
+    write_prepared(pair.source, "a", "INSERT INTO t VALUES (1, '')")
+    daemon.wait_caught_up()
+    ((gid,),) = target.rows("SELECT gid FROM parapply.prepared")
+    target.execute("ALTER SYSTEM SET synchronous_standby_names = 'none'")
+    target.execute("SELECT pg_reload_conf()")
+    with ThreadPoolExecutor(1) as pool, target.connect(application_name="another") as another:
+        another.execute("SET synchronous_commit = on")
+        ending = pool.submit(another.execute, f"COMMIT PREPARED '{gid}'".encode())
+        try:
+            target.wait_until(_WAITS_FOR_STANDBY)
+            login = Login(target.dsn)
+            async with await settings.connect_control(login, role="replica", application_name="test") as conn:
+                await prepared.roll_back(conn, [gid])
+            decide(pair.source, "a", "COMMIT")
+            daemon.wait_for_event("outcome_waits")
+        finally:
+            target.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            target.execute("SELECT pg_reload_conf()")
+        ending.result()
+    daemon.wait_caught_up()
+    daemon.stop()
+    pair.check_equal()
+    check_nothing_is_left(target)
 
 
 @pytest.mark.in_turn("here", "there", "says")

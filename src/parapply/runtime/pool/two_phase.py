@@ -24,6 +24,7 @@ recorded, and its outcome is recorded after it, so a transaction that was rolled
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from parapply import failpoints
@@ -38,8 +39,10 @@ if TYPE_CHECKING:
     from parapply.source.slot import StreamSender
     from parapply.target.session.session import Record, WorkerSession
 
-#: SQLSTATE of an outcome for a name that is not prepared.
-_UNKNOWN = "42704"
+#: SQLSTATE of an outcome for a name that is not prepared; for one that another session is ending ("is busy").
+_UNKNOWN, _BUSY = "42704", "55000"
+#: Seconds until an outcome is tried again while another session is ending the transaction.
+_BUSY_S = 0.05
 
 
 class TwoPhase:
@@ -136,21 +139,33 @@ class TwoPhase:
         if isinstance(message, Prepare | StreamPrepare):
             await session.record_prepared(record, self.gid(message))
             return
-        is_commit = isinstance(message, CommitPrepared)
         gid = self.pending_gid(message)
-        if gid:
-            try:
-                await session.decide(gid, record, is_commit=is_commit)
-            except StatementFailed as failure:
-                if failure.sqlstate != _UNKNOWN:
-                    raise
-                gid = ""  # another session ended it
-            self._pending.pop(message.xid, None)
+        is_ended = bool(gid) and await self._end(session, gid, record, is_commit=isinstance(message, CommitPrepared))
+        self._pending.pop(message.xid, None)
         start = start_of_gid(self._slot_id, message.xid)
-        if not gid:
+        if not is_ended:
             await self._check_ended(session, message, start, record.end_lsn)
         failpoints.probe(failpoints.DECIDED)
         await session.record_outcome(record, start)
+
+    async def _end(self, session: WorkerSession, gid: str, record: Record, *, is_commit: bool) -> bool:
+        """End a prepared transaction; return whether this session did, and no other one."""
+        is_logged = False
+        while True:
+            try:
+                await session.decide(gid, record, is_commit=is_commit)
+            except StatementFailed as failure:
+                if failure.sqlstate == _UNKNOWN:
+                    return False
+                if failure.sqlstate != _BUSY:
+                    raise
+                # By the stall check, or by hand; the next attempt sees how it ended.
+                if not is_logged:
+                    self._log.warning("outcome_waits", gid=gid, end_lsn=format_lsn(record.end_lsn))
+                    is_logged = True
+                await asyncio.sleep(_BUSY_S)
+            else:
+                return True
 
     async def _check_ended(self, session: WorkerSession, message: Outcome, start: str, end_lsn: int) -> None:
         """Fail if a transaction that is not prepared here was ended in another way than on the publisher."""

@@ -125,7 +125,7 @@ async def check_may_end(conn: Connection, slot_id: int) -> None:
 
 
 async def roll_back(conn: Connection, gids: Sequence[str]) -> None:
-    """Roll back prepared transactions, as far as they are still prepared.
+    """Roll back prepared transactions, as far as they are still prepared and no other session is ending them.
 
     Raises:
         TargetRefused: another role prepared them.
@@ -133,7 +133,7 @@ async def roll_back(conn: Connection, gids: Sequence[str]) -> None:
     """
     with target_errors("rolling back what is prepared"):
         for gid in gids:
-            with suppress(psycopg.errors.UndefinedObject):
+            with suppress(psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState):
                 await conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
 
 
