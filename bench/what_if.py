@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.catchup import prepare
 from bench.compare import is_equal
-from bench.logged import recorded_of
 from bench.options import FAST, Disk, Options
 from bench.workloads import LARGE_ROWS, WORKLOADS
 from parapply.analysis.changes import ORDERS, Change
 from parapply.analysis.duck import DuckEngine
 from parapply.analysis.job import ReportRequest, make_report
+from parapply.analysis.logged import recorded_of
 from parapply.analysis.prediction import Log
 from parapply.analysis.progress import Silent
 from parapply.applylog_schema import Record, read_record

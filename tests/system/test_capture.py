@@ -183,6 +183,33 @@ def test_a_redacted_capture_holds_no_word_and_its_keys_meet(capture: _Capture, t
     assert (refused.returncode, "is redacted" in refused.stderr) == (2, True)
 
 
+def test_other_settings_are_predicted_from_one_run(capture: _Capture, target_db: Database, tmp_path: Path) -> None:
+    """The first group runs, the others are predicted from its log, and what has run before is shown beside it."""
+    capture.go_on()
+    capture.source.execute(
+        "DO $$ BEGIN FOR i IN 1..3000 LOOP INSERT INTO gone VALUES (i + 100); COMMIT; END LOOP; END $$"
+    )
+    capture.go_on()
+    groups = ("--run", "apply.workers=2", "--run", "apply.workers=4 target.synchronous_commit=off")
+    options = (*groups, "--predict", str(tmp_path / "log"), "--json")
+    refused = _replay(capture.folder, target_db, *groups, "--run", "source.streaming=off", *options[-3:])
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "apply.workers is in the first --run, so name it in the others" in refused.stderr
+    wrong = _replay(capture.folder, target_db, "--run", "apply.workers=2", "--run",
+                    "apply.workers=2 spill.directory=/tmp", *options[-3:])  # fmt: skip
+    assert (wrong.returncode, "spill.directory cannot be predicted" in wrong.stderr) == (2, True)
+    done = _replay(capture.folder, target_db, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, other = json.loads(done.stdout)["runs"]
+    assert (first["is_done"], first["predicted"], other["is_done"], other["tables"]) == (True, None, False, {})
+    assert 0 < other["predicted"]["least_s"] <= other["predicted"]["seconds"] <= other["predicted"]["most_s"]
+    measured = json.loads(_replay(capture.folder, target_db, *groups, "--json").stdout)
+    assert measured["different_tables"] == []
+    beside = json.loads(_replay(capture.folder, target_db, *options).stdout)["runs"]
+    assert beside[0] == first
+    assert (beside[1]["seconds"], beside[1]["predicted"]) == (measured["runs"][1]["seconds"], other["predicted"])
+
+
 def test_a_torn_file_is_refused_by_name_and_the_capture_goes_on(capture: _Capture, target_db: Database) -> None:
     """A file that ends within a block is named; the capture asks for it again, and rows of before are copied."""
     capture.source.execute("INSERT INTO item SELECT g, 'before' FROM generate_series(-50, -1) AS g")

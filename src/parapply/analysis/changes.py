@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from parapply.analysis.contention import MOST
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Order = Literal["preserve", "relaxed"]
 ORDERS: Final[tuple[Order, ...]] = ("preserve", "relaxed")
@@ -32,6 +35,16 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return ",".join(f"{name}={f'{value:g}' if isinstance(value, float) else value}" for name, value in values)
 
 
+#: The settings of a daemon that a change can have, by its keys.
+SETTINGS: Final = {
+    "workers": "apply.workers",
+    "order": "apply.commit_order",
+    "batch_transactions": "apply.max_batch_transactions",
+    "batch_changes": "apply.max_batch_changes",
+    "batch_bytes": "apply.max_batch_bytes",
+    "synchronous_commit": "target.synchronous_commit",
+}
+
 #: The value that each key takes, in words.
 VALUES: Final = {
     "workers": f"a number from 1 to {MOST}",
@@ -43,6 +56,21 @@ VALUES: Final = {
     "synchronous_commit": "on or off",
     "flush_ms": "milliseconds from 0 to 10000",
 }
+
+
+def change_between(pairs: Mapping[str, str]) -> Change:
+    """Return the change that settings ask for.
+
+    Args:
+        pairs: values by setting, such as ``apply.workers``, that differ from a log's.
+
+    Raises:
+        ValueError: says in words for people which of them no log can answer.
+    """
+    keys = {setting: key for key, setting in SETTINGS.items()}
+    if unknown := sorted(pairs.keys() - keys.keys()):
+        raise ValueError(f"{unknown[0]} cannot be predicted, only {', '.join(sorted(keys))}")
+    return read_change(",".join(f"{keys[setting]}={value}" for setting, value in pairs.items())) if pairs else Change()
 
 
 def read_change(text: str) -> Change:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Batches of a slot that are played, with each number of workers in a good part of a second.
 BATCHES: Final = 1_000
 #: Batches from which on a run says enough; if none has that many, the longest is taken.
-_ENOUGH: Final = 50
+ENOUGH: Final = 50
 
 RUNS: Final = """
 SELECT slot, run, count(*) AS n, max(seq) AS last_seq, max(committed_at) AS until
@@ -124,6 +124,6 @@ def _chosen(runs: Rows) -> Rows:
     for run in runs:
         by_slot.setdefault(run["slot"], []).append(run)
     return [
-        next((run for run in found if run["n"] >= _ENOUGH), max(found, key=lambda run: run["n"]))
+        next((run for run in found if run["n"] >= ENOUGH), max(found, key=lambda run: run["n"]))
         for found in by_slot.values()
     ]

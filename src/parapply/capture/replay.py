@@ -7,6 +7,7 @@ exactly once, as after any stop. Results are kept beside it. After each run the 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,6 +57,7 @@ class ReplayOptions(NamedTuple):
     speed: float  # 1.0: at the pace of the day; infinity: as fast as it goes
     is_despite_torn: bool
     is_again: bool
+    log: Path | None = None  # for the apply log of the first group; the others do not run then
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +75,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 class ReplayOutcome(NamedTuple):
     """All runs."""
 
-    runs: list[RunResult]
+    runs: list[RunResult]  # of each group of settings, in order; less where it was stopped
+    log: Path | None  # folder of the apply log of the first group's run
     lines: list[str]  # about what is not as it was
     is_stopped: bool
     different: list[str]  # tables that are not equal after all runs
@@ -113,7 +116,11 @@ def replay(
     if len(set(names)) < len(names):
         raise ConfigError("--run: two groups of settings are the same")
     read = Read(options.folder, places, found.start.options.get("streaming") == "parallel", options.speed)
-    return asyncio.run(_Replay(found, read, options).all(list(zip(names, configs, strict=True))))
+    every = _Replay(found, read, options)
+    if options.log is not None:
+        log = msgspec.structs.replace(configs[0].applylog, directory=every.log_of(names[0], options.log))
+        configs[0] = msgspec.structs.replace(configs[0], applylog=log)
+    return asyncio.run(every.all(list(zip(names, configs, strict=True))))
 
 
 def _check_options(found: CaptureFound) -> None:
@@ -164,16 +171,21 @@ class _Replay:
     async def all(self, runs: Sequence[tuple[str, Config]]) -> ReplayOutcome:
         results: list[RunResult] = []
         shapes = shapes_of(self._options.folder, self._read.places, without=runs[0][1].target.state_schema)
-        for name, config in runs:
+        is_predicted = self._options.log is not None
+        for number, (name, config) in enumerate(runs):
             if self._is_stopped:
                 break
             conn = await connect.open_target(config, "replay")
             async with conn:
+                if number and is_predicted:
+                    results.append(await self._load(conn, name) or RunResult(settings=name))
+                    continue
                 scratch = Scratch(conn, config.target.state_schema, shapes)
                 results.append(await self._one(name, config, scratch, conn))
         done = [run for run in results if run.is_done]
         different = sorted({table for run in done for table, found in run.sums.items() if done[0].sums[table] != found})
-        return ReplayOutcome(results, left_out(shapes), self._is_stopped, different)
+        log = runs[0][1].applylog.directory
+        return ReplayOutcome(results, log, left_out(shapes), self._is_stopped, different)
 
     async def _one(self, name: str, config: Config, scratch: Scratch, conn: settings.Connection) -> RunResult:
         await scratch.mark()
@@ -248,6 +260,11 @@ class _Replay:
         text = msgspec.json.encode(result).decode()
         with target_errors("writing the results"):
             await rows(conn, query, [self._found.capture, self._key(result.settings), result.is_done, text])
+
+    def log_of(self, name: str, folder: Path) -> Path:
+        """Return the folder of a run's apply log: no other run is in it, but for repetitions of the same one."""
+        key = f"{self._found.capture} {self._key(name)}"
+        return folder / hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
 
     def _key(self, name: str) -> str:
         """Return what a result is of: the settings, the speed, and how far the capture went."""

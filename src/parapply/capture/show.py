@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -13,13 +13,27 @@ from parapply.amounts import brief, number
 from parapply.printable import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parapply.capture.replay import ReplayOutcome, RunResult
 
 
-def document(outcome: ReplayOutcome, late_after_s: float) -> dict[str, Any]:
+class Forecast(NamedTuple):
+    """The time that a run is predicted to take."""
+
+    seconds: float
+    least_s: float
+    most_s: float
+    limit: str
+
+
+def document(outcome: ReplayOutcome, late_after_s: float, forecasts: Sequence[Forecast | None]) -> dict[str, Any]:
     """Return all results as JSON has them; times are UTC."""
     return {
-        "runs": [_run(run, late_after_s) for run in outcome.runs],
+        "runs": [
+            {**_run(run, late_after_s), "predicted": forecast._asdict() if forecast else None}
+            for run, forecast in zip(outcome.runs, forecasts, strict=True)
+        ],
         "left_out": outcome.lines,
         "different_tables": outcome.different,
         "is_stopped": outcome.is_stopped,
@@ -48,25 +62,50 @@ def _at(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def show(outcome: ReplayOutcome, late_after_s: float, *, as_json: bool) -> None:
-    """Print the results."""
+def _predicted(forecast: Forecast | None) -> list[str]:
+    if forecast is None:
+        return ["", ""]
+    times = [brief(one) for one in (forecast.seconds, forecast.least_s, forecast.most_s)]
+    return [f"{times[0]} ({times[1]} to {times[2]})", forecast.limit]
+
+
+def _measured(run: RunResult, late_after_s: float) -> list[str]:
+    one = _run(run, late_after_s)
+    n_rows = sum(found[0] for found in run.sums.values())
+    since = f"{one['late_minutes']} min since {one['late_since']}" if one["late_since"] else "never"
+    equal = f"{number(n_rows)} rows" if run.is_done else "stopped" if not run.failure else "failed"
+    limit = run.failure or run.limit or "too short to say"
+    return [brief(run.late.most_s), one["most_late_at"] or "", since, equal, limit]
+
+
+def show(outcome: ReplayOutcome, late_after_s: float, forecasts: Sequence[Forecast | None], *, as_json: bool) -> None:
+    """Print the results.
+
+    Args:
+        outcome: of all runs.
+        late_after_s: report since when more seconds were missing.
+        forecasts: for each run; None: nothing is predicted for it.
+        as_json: one document for programs.
+    """
     if as_json:
-        click.echo(json.dumps(document(outcome, late_after_s), indent=2))
+        click.echo(json.dumps(document(outcome, late_after_s, forecasts), indent=2))
         return
     from rich.console import Console  # noqa: PLC0415  a tenth of a second, which --json need not wait for
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table("settings", "took", "most late", "at", f"over {brief(late_after_s)}", "tables", "limit", box=None)
-    for run in outcome.runs:
-        one = _run(run, late_after_s)
-        n_rows = sum(found[0] for found in run.sums.values())
-        since = f"{one['late_minutes']} min since {one['late_since']}" if one["late_since"] else "never"
-        equal = f"{number(n_rows)} rows" if run.is_done else "stopped" if not run.failure else "failed"
-        cells = (
-            run.settings, brief(run.seconds), brief(run.late.most_s), one["most_late_at"] or "", since, equal,
-            run.failure or run.limit or "too short to say",
-        )  # fmt: skip
+    is_predicted = any(forecasts)
+    titles = ["most late", "at", f"over {brief(late_after_s)}", "tables", "limit"]
+    more = ["predicted", "by limit"] if is_predicted else []
+    table = Table("settings", "took", *more, *titles, box=None)
+    for run, forecast in zip(outcome.runs, forecasts, strict=True):
+        is_run = run.is_done or bool(run.failure) or bool(run.seconds)
+        cells = [
+            run.settings,
+            brief(run.seconds) if is_run else "not run",
+            *(_predicted(forecast) if is_predicted else ()),
+            *(_measured(run, late_after_s) if is_run else [""] * 5),
+        ]
         table.add_row(*[Text(cell) for cell in cells])
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
     console.print(table)

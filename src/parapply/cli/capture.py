@@ -15,6 +15,9 @@ from parapply.cli.main import _Lsn as LsnType
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.analysis.changes import Change
+    from parapply.capture.replay import ReplayOutcome
+    from parapply.capture.show import Forecast
     from parapply.config import Config
 
 #: Exit status of a replay that was stopped, as after Ctrl-C; of one whose runs differ, or failed.
@@ -78,6 +81,7 @@ Examples:
   parapply replay day --target "host=new dbname=scratch"
   parapply replay day --target "host=new dbname=scratch" --copy-of "host=old-copy dbname=app" --speed 1
   parapply replay day --config scratch.toml --run apply.workers=4 --run "apply.workers=8 target.synchronous_commit=on"
+  parapply replay day --config scratch.toml --run apply.workers=4 --run apply.workers=16 --predict log
 The database must be empty, or one of an earlier replay. Ctrl-C stops; the same command goes on, and runs that are done
 are not repeated without --again. Exit 1: a run failed, or tables differ between runs.""",
 )
@@ -103,6 +107,13 @@ are not repeated without --again. Exit 1: a run failed, or tables differ between
     metavar="S",
     help="Report since when, and for how long, more than S seconds were missing.",
 )
+@click.option(
+    "--predict",
+    "log",
+    metavar="LOG",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Run the first group only, with its apply log in LOG, and predict the others from that.",
+)
 @click.option("--despite-torn", is_flag=True, help="Apply everything before the place where a file is torn.")
 @click.option("--again", "is_again", is_flag=True, help="Repeat runs that are done.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
@@ -116,6 +127,7 @@ def replay(  # noqa: PLR0913  one parameter for each option
     copy_of: str | None,
     speed: float,
     late_after_s: float,
+    log: Path | None,
     despite_torn: bool,
     is_again: bool,
     as_json: bool,
@@ -132,13 +144,53 @@ def replay(  # noqa: PLR0913  one parameter for each option
     from parapply.login import Login  # noqa: PLC0415
 
     how = replaying.ReplayOptions(
-        folder, Login(copy_of) if copy_of else None, speed, is_despite_torn=despite_torn, is_again=is_again
+        folder, Login(copy_of) if copy_of else None, speed, is_despite_torn=despite_torn, is_again=is_again, log=log
     )
-    outcome = replaying.replay(read, _settings(groups), how)
-    show(outcome, late_after_s, as_json=as_json)
+    pairs = _settings(groups)
+    changes = _changes(pairs) if log is not None else []
+    outcome = replaying.replay(read, pairs, how)
+    show(outcome, late_after_s, _forecasts(outcome, changes), as_json=as_json)
     if outcome.is_stopped:
         return _STOPPED
     return _DIFFERENT if outcome.different or any(run.failure for run in outcome.runs) else 0
+
+
+def _changes(groups: Sequence[Sequence[str]]) -> list[Change]:
+    """Return how the settings of each group differ from the first one's.
+
+    Raises:
+        click.UsageError: nothing is to be predicted, or a difference cannot be.
+    """
+    from parapply.analysis.changes import change_between  # noqa: PLC0415
+
+    first, *others = [dict([pair.split("=", 1) for pair in group]) for group in groups]
+    if not others:
+        raise click.UsageError("--predict: give a second --run, which is predicted")
+    found = []
+    for other in others:
+        if missing := sorted(first.keys() - other.keys()):
+            raise click.UsageError(f"--predict: {missing[0]} is in the first --run, so name it in the others also")
+        try:
+            found.append(change_between({key: value for key, value in other.items() if first.get(key) != value}))
+        except ValueError as error:
+            raise click.UsageError(f"--predict: {error}") from error
+    return found
+
+
+def _forecasts(outcome: ReplayOutcome, changes: Sequence[Change]) -> list[Forecast | None]:
+    """Return what is predicted for each run: for the first one, and one that was stopped, nothing."""
+    from parapply.capture.show import Forecast  # noqa: PLC0415
+
+    if not changes or not outcome.runs[0].is_done or outcome.log is None:
+        return [None] * len(outcome.runs)
+    from parapply.analysis.logged import predicted_of  # noqa: PLC0415
+
+    whole_s = outcome.runs[0].seconds
+    found: list[Forecast | None] = [None]
+    for one, own_s in predicted_of(outcome.log, changes):
+        ratio = whole_s / own_s if own_s else 1.0
+        found.append(Forecast(one.seconds * ratio, one.least_s * ratio, one.most_s * ratio, one.limit))
+    return found
 
 
 def _settings(groups: Sequence[str]) -> list[list[str]]:
