@@ -111,6 +111,7 @@ def apply_changes(stage: Stage, dbname: str, sync: Sync, observer: Observer) -> 
             # As the daemon does it by default; and all the CPU is this session's.
             target.execute("SET session_replication_role = replica; SET max_parallel_workers_per_gather = 0")
             observer.add("target", target.info.backend_pid)
+            observer.begin()
             started_s = time.monotonic()
             with target.transaction():
                 for table in tables:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bench.options import Options, Sync
     from bench.processes import Usage
     from bench.runners import Runner
+    from bench.wal import Wal
     from bench.workloads import Workload
     from parapply.demo.stage import Stage
 
@@ -58,6 +59,7 @@ class Turn:
         total_s: until its last row was visible, or until all was read.
         is_equal: whether every table was equal afterwards; `None` without a target.
         usage: by role, as `Observer` names them.
+        wal: of the subscriber; `None` without a target.
         applied: from parapply's records; `None` for the others, which keep none.
     """
 
@@ -67,6 +69,7 @@ class Turn:
     total_s: float
     is_equal: bool | None
     usage: dict[str, Usage]
+    wal: Wal | None = None
     applied: Applied | None = None
     disk: str = ""
 
@@ -136,7 +139,7 @@ def _take_turn(  # noqa: PLR0913  as above
         drop_target(stage, _TURN)
         return Turn(
             round_number=number, runner=runner.name, first_s=drained.first_s, total_s=drained.total_s,
-            is_equal=is_equal, usage=observer.usage(), applied=applied,
+            is_equal=is_equal, usage=observer.usage(), wal=observer.wal, applied=applied,
         )  # fmt: skip
 
 
@@ -150,7 +153,7 @@ def _pglogical_turn(stage: Stage, runner: Runner, number: int) -> Turn:
     drop_target(stage, _TURN)
     return Turn(
         round_number=number, runner=runner.name, first_s=drained.first_s, total_s=drained.total_s, is_equal=is_equal,
-        usage=usage,
+        usage=usage, wal=observer.wal,
     )  # fmt: skip
 
 
@@ -164,7 +167,7 @@ def _bulk_turn(  # noqa: PLR0913  as above
     drop_target(stage, _TURN)
     return Turn(
         round_number=number, runner=runner.name, first_s=None, total_s=total_s, is_equal=is_equal,
-        usage=observer.usage(),
+        usage=observer.usage(), wal=observer.wal,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from bench.applied import total
 from bench.observe import LEADER_STREAM
@@ -41,6 +41,10 @@ class Figures:
         leader_us_per_change: the leader's CPU from the begin of the stream on, in microseconds.
         target_us_per_change: the target's CPU.
         times_bulk: the target's CPU, as a multiple of what bulk statements need.
+        wal_bytes_per_change: median of the target's WAL.
+        wal_image_bytes_per_change: the images of pages in it.
+        wal_records_per_change: its records.
+        times_built_in_wal: its bytes without images, as a multiple of the built-in subscription's.
     """
 
     runner: str
@@ -59,6 +63,10 @@ class Figures:
     leader_us_per_change: float | None
     target_us_per_change: float | None
     times_bulk: float | None
+    wal_bytes_per_change: float | None
+    wal_image_bytes_per_change: float | None
+    wal_records_per_change: float | None
+    times_built_in_wal: float | None
 
 
 def figures(turns: Sequence[Turn], backlog: Backlog) -> list[Figures]:
@@ -68,14 +76,19 @@ def figures(turns: Sequence[Turn], backlog: Backlog) -> list[Figures]:
         by_runner.setdefault(turn.runner, []).append(turn)
     medians_s = {runner: median(turn.total_s for turn in each) for runner, each in by_runner.items()}
     return [
-        _figures(runner, each, backlog, medians_s, _cpu_s(by_runner.get(BULK + each[0].disk, [])).get("target"))
+        _figures(
+            runner, each, backlog, medians_s,
+            bulk_cpu_s=_cpu_s(by_runner.get(BULK + each[0].disk, [])).get("target"),
+            built_in=by_runner.get(BUILT_IN + each[0].disk, []),
+        )
         for runner, each in by_runner.items()
-    ]
+    ]  # fmt: skip
 
 
-def _figures(
-    runner: str, turns: list[Turn], backlog: Backlog, medians_s: dict[str, float], bulk_cpu_s: float | None
-) -> Figures:
+def _figures(  # noqa: PLR0913  what a runner is compared with
+    runner: str, turns: list[Turn], backlog: Backlog, medians_s: dict[str, float], *, bulk_cpu_s: float | None,
+    built_in: list[Turn],
+) -> Figures:  # fmt: skip
     median_s = medians_s[runner]
     totals_s = [turn.total_s for turn in turns]
     firsts_s = [turn.first_s for turn in turns if turn.first_s is not None]
@@ -98,6 +111,10 @@ def _figures(
         leader_us_per_change=_ratio(cpu_s.get(LEADER_STREAM), backlog.changes / _US),
         target_us_per_change=_ratio(cpu_s.get("target"), backlog.changes / _US),
         times_bulk=_ratio(cpu_s.get("target"), bulk_cpu_s),
+        wal_bytes_per_change=_ratio(_wal(turns, "written_bytes"), backlog.changes),
+        wal_image_bytes_per_change=_ratio(_wal(turns, "image_bytes"), backlog.changes),
+        wal_records_per_change=_ratio(_wal(turns, "records"), backlog.changes),
+        times_built_in_wal=_ratio(_wal(turns, "own_bytes"), _wal(built_in, "own_bytes")),
     )
 
 
@@ -117,6 +134,12 @@ def _cpu_s(turns: Sequence[Turn]) -> dict[str, float]:
 def _peak_bytes(turns: Sequence[Turn]) -> dict[str, int]:
     roles = dict.fromkeys(role for turn in turns for role in turn.usage)
     return {role: max(turn.usage[role].peak_bytes for turn in turns if role in turn.usage) for role in roles}
+
+
+def _wal(turns: Sequence[Turn], name: Literal["written_bytes", "image_bytes", "own_bytes", "records"]) -> float | None:
+    """Return the median of one figure of the WAL; None if a turn lacks it."""
+    found: list[int] = [value for turn in turns if (value := getattr(turn.wal, name, None)) is not None]
+    return median(found) if found and len(found) == len(turns) else None
 
 
 def applied_totals(turns: Sequence[Turn]) -> dict[str, Applied]:

@@ -1,4 +1,4 @@
-"""Watches the processes of one turn: finds them through both servers and has their CPU and memory noted.
+"""Watches the processes of one turn: finds them through both servers and has their CPU, memory and WAL noted.
 
 In go a stage and the name of the turn's slot, subscription and database; out comes what each role has used:
 
@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Final, Self
 
 import psycopg
 
+from bench import wal
 from bench.processes import ProcessWatch
 from parapply.demo.errors import DemoError
 
 if TYPE_CHECKING:
     from bench.processes import Usage
+    from bench.wal import Wal
     from parapply.demo.stage import Stage
 
 #: The daemon, with Python's start.
@@ -67,6 +69,9 @@ class Observer:
         self._is_streaming = False
         self._found_s = self._sampled_s = -1.0
         self._connections = ExitStack()
+        self._began_at = ""
+        #: WAL of the subscriber from `begin` until all was drained; `None` without a target.
+        self.wal: Wal | None = None
 
     def __enter__(self) -> Self:
         """Connect to both servers.
@@ -91,6 +96,17 @@ class Observer:
         """Watch a process that no server knows of, from its start."""
         self._watch.add(role, pid, from_start=True)
 
+    def begin(self) -> None:
+        """Note the subscriber's position in its WAL; nothing drains yet.
+
+        Raises:
+            DemoError: the server went away.
+        """
+        try:
+            self._began_at = wal.position(self._target)
+        except psycopg.Error as error:
+            raise _gone(error) from error
+
     def look(self, daemon_pid: int | None, *, is_over: bool = False) -> None:
         """Find processes and take samples, each if it is time for it.
 
@@ -108,6 +124,11 @@ class Observer:
         if is_over or now_s - self._sampled_s >= _SAMPLE_S:
             self._sampled_s = now_s
             self._watch.sample()
+        if is_over and self._began_at:
+            try:
+                self.wal = wal.written_since(self._stage.target, self._target, self._began_at)
+            except psycopg.Error as error:
+                raise _gone(error) from error
 
     def usage(self) -> dict[str, Usage]:
         """Return what each role has used."""
@@ -120,7 +141,7 @@ class Observer:
             walsenders = self._source.execute(_WALSENDER, self._names).fetchall()
             others = self._target.execute(_TARGET, self._names).fetchall() if walsenders else []
         except psycopg.Error as error:
-            raise DemoError(f"A server left the one who measures: {error}", sqlstate=error.sqlstate or "") from error
+            raise _gone(error) from error
         for (pid,) in walsenders:
             self._watch.add("walsender", pid, from_start=True)
         for (pid,) in others:
@@ -128,3 +149,7 @@ class Observer:
         if walsenders and daemon_pid and not self._is_streaming:
             self._watch.add(LEADER_STREAM, daemon_pid)
         self._is_streaming = self._is_streaming or bool(walsenders)
+
+
+def _gone(error: psycopg.Error) -> DemoError:
+    return DemoError(f"A server left the one who measures: {error}", sqlstate=error.sqlstate or "")

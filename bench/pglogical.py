@@ -131,7 +131,7 @@ def drain(stage: Stage, *, dbname: str, watch: Watch) -> Drained:
     call("SELECT pg_replication_origin_create(%s)", slot)
     first_s, total_s = measure(
         stage, dbname, lambda: call("SELECT pglogical.alter_subscription_enable(%s, true)", dbname),
-        lambda: watch.look(None),
+        lambda: watch.look(None), watch=watch,
     )  # fmt: skip
     watch.look(None, is_over=True)
     call("SELECT pglogical.drop_subscription(%s)", dbname)

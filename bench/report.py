@@ -125,6 +125,19 @@ def cost_table(every: Sequence[Figures]) -> Table:
     return grid
 
 
+def wal_table(every: Sequence[Figures]) -> Table:
+    """Return a table: the target's WAL of each change, and how it compares."""
+    grid = _grid("runner", "WAL bytes/change", "images bytes/change", "records/change", "x built-in without images")
+    for one in every:
+        if one.wal_bytes_per_change is not None:
+            grid.add_row(
+                one.runner,
+                *(_text(value, "{:,.0f}") for value in (one.wal_bytes_per_change, one.wal_image_bytes_per_change)),
+                *(_text(value, "{:.2f}") for value in (one.wal_records_per_change, one.times_built_in_wal)),
+            )
+    return grid
+
+
 def applied_table(turns: Sequence[Turn]) -> Table:
     """Return a table: batches of all turns, how many were repeated, and how many waited."""
     grid = _grid("runner", "batches", "tx a batch", "retries", "per 100", "in order", "waited", "late keys")

@@ -21,6 +21,7 @@ from bench.report import (
     document,
     machine_facts,
     time_table,
+    wal_table,
 )
 from bench.servers import make_stage, placed, versions
 from bench.workloads import WORKLOADS
@@ -120,6 +121,8 @@ def _print_tables(output: Output, measured: Measured) -> None:
     output.console.print(time_table(every))
     output.say()
     output.console.print(cost_table(every))
+    output.say()
+    output.console.print(wal_table(every))
     if any(turn.applied for turn in measured.turns):
         output.say()
         output.console.print(applied_table(measured.turns))

@@ -54,6 +54,9 @@ class Drained:
 class Watch(Protocol):
     """Watches the processes while they drain; it must cost little compared with what is measured."""
 
+    def begin(self) -> None:
+        """Note where the servers are: both have written their checkpoints, and nothing drains yet."""
+
     def look(self, daemon_pid: int | None, *, is_over: bool = False) -> None:
         """Sample, or do nothing if it is not time.
 
@@ -65,6 +68,9 @@ class Watch(Protocol):
 
 class _NoWatch:
     """Watches nothing."""
+
+    def begin(self) -> None:
+        """Do nothing."""
 
     def look(self, daemon_pid: int | None, *, is_over: bool = False) -> None:
         """Do nothing."""
@@ -163,7 +169,7 @@ def drain_with_parapply(  # noqa: PLR0913  one for each thing that differs
         runner.check()
         watch.look(runner.pid)
 
-    first_s, total_s = measure(stage, dbname, runner.start, check)
+    first_s, total_s = measure(stage, dbname, runner.start, check, watch=watch)
     watch.look(runner.pid, is_over=True)
     then(runner)
     runner.stop()
@@ -202,7 +208,7 @@ def drain_with_subscription(  # noqa: PLR0913  one for each thing that differs
     def enable() -> None:
         stage.target.execute(sql.SQL("ALTER SUBSCRIPTION {} ENABLE").format(name), dbname=dbname)
 
-    first_s, total_s = measure(stage, dbname, enable, lambda: watch.look(None))
+    first_s, total_s = measure(stage, dbname, enable, lambda: watch.look(None), watch=watch)
     watch.look(None, is_over=True)
     stage.target.execute(sql.SQL("ALTER SUBSCRIPTION {} DISABLE").format(name), dbname=dbname)
     stage.target.execute(sql.SQL("DROP SUBSCRIPTION {}").format(name), dbname=dbname)
@@ -252,7 +258,14 @@ def write_checkpoints(stage: Stage) -> None:
         server.execute("CHECKPOINT")
 
 
-def measure(stage: Stage, dbname: str, start: Callable[[], object], check: Callable[[], None]) -> tuple[float, float]:
+def measure(
+    stage: Stage,
+    dbname: str,
+    start: Callable[[], object],
+    check: Callable[[], None],
+    *,
+    watch: Watch = _NO_WATCH,
+) -> tuple[float, float]:
     """Start a runner and return the seconds until the first and until the last row of the backlog were visible.
 
     Raises:
@@ -262,6 +275,7 @@ def measure(stage: Stage, dbname: str, start: Callable[[], object], check: Calla
     first_s = math.inf
     try:
         with psycopg.connect(stage.target.dsn(dbname), autocommit=True) as connection:
+            watch.begin()
             started_s = time.monotonic()
             start()
             while True:

@@ -93,6 +93,9 @@ def test_a_quick_run_measures_everybody_and_leaves_files_only(run: Run, scratch:
     assert ours["cpu_s"]["leader"] > ours["cpu_s"]["leader_stream"]
     assert set(ours["cpu_s"]) == {"leader", "leader_stream", "target", "walsender"}
     assert set(figures["built-in"]["cpu_s"]) == {"target", "walsender"}
+    # A record of the heap and one of the index for each row at least.
+    assert min(figures[name]["wal_records_per_change"] for name in ("built-in", "parapply preserve 2")) >= 2
+    assert figures["read by query"]["wal_bytes_per_change"] is None
     # Its walsender may come and go between two looks of a busy machine.
     assert {"reader"} <= figures["pg_recvlogical"]["cpu_s"].keys() <= {"reader", "walsender"}
     # Its session holds the slot only while it decodes, which a look may miss in a backlog as small as this.

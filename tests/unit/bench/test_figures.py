@@ -22,10 +22,11 @@ from bench.latency import BUILT_IN
 from bench.options import FAST, SYSTEMS, Disk, Options
 from bench.output import IN_CHECKOUT, OUTSIDE, Output
 from bench.processes import Usage
-from bench.report import Measured, applied_table, cost_table, document, time_table
+from bench.report import Measured, applied_table, cost_table, document, time_table, wal_table
 from bench.run_attached import latency_options
 from bench.runners import runners
 from bench.servers import programs_in
+from bench.wal import Wal
 from bench.workloads import WORKLOADS
 from parapply.demo.errors import DemoError
 from tests.fixtures.documents import ROOT
@@ -39,6 +40,7 @@ FACTS: dict[str, str | float] = {
     "architecture": "x86_64",
 }  # fmt: skip
 OURS = "parapply preserve 4"
+WAL = Wal(written_bytes=900_000, records=5000, image_bytes=100_000)
 
 
 def usage(**cpu_s: float) -> dict[str, Usage]:
@@ -50,17 +52,24 @@ def turns() -> list[Turn]:
     """Return three rounds of everybody."""
     found = []
     for number, factor in ((1, 1.0), (2, 3.0), (3, 2.0)):
-        for runner, total_s, first_s, is_equal, used in (
-            ("pg_recvlogical", 3.0, None, None, usage(walsender=0.5, reader=0.1)),
-            ("read by query", 1.0, None, None, usage(walsender=0.2, reader=0.1)),
-            ("built-in", 4.0, 0.25, True, usage(walsender=1.0, target=4.0)),
-            (OURS, 2.0, 0.5, True, usage(leader=2.0, leader_stream=1.0, walsender=1.0, target=3.0)),
-            ("bulk statement", 2.0, None, True, usage(target=2.0)),
+        for runner, total_s, first_s, is_equal, used, wal in (
+            ("pg_recvlogical", 3.0, None, None, usage(walsender=0.5, reader=0.1), None),
+            ("read by query", 1.0, None, None, usage(walsender=0.2, reader=0.1), None),
+            ("built-in", 4.0, 0.25, True, usage(walsender=1.0, target=4.0), WAL),
+            (
+                OURS,
+                2.0,
+                0.5,
+                True,
+                usage(leader=2.0, leader_stream=1.0, walsender=1.0, target=3.0),
+                Wal(written_bytes=250_000 * number, records=4000, image_bytes=100_000),
+            ),
+            ("bulk statement", 2.0, None, True, usage(target=2.0), Wal(written_bytes=500_000)),
         ):
             found.append(
                 Turn(
                     round_number=number, runner=runner, first_s=first_s, total_s=total_s * factor, is_equal=is_equal,
-                    usage=used,
+                    usage=used, wal=wal,
                 )
             )  # fmt: skip
     return found
@@ -88,6 +97,15 @@ def test_figures_are_medians_and_ratios_of_medians() -> None:
     assert bulk.times_bulk == 1.0
     # The faster of the two that apply nothing.
     assert (ceiling.times_ceiling, by_query.times_ceiling) == (1 / 3, 1.0)
+
+
+def test_wal_is_compared_without_images_of_pages() -> None:
+    """Images depend on the last checkpoint, so bytes are compared without them, and not where they are unknown."""
+    ceiling, _, built_in, ours, bulk = figures(turns(), BACKLOG)
+    assert (ours.wal_bytes_per_change, ours.wal_image_bytes_per_change, ours.wal_records_per_change) == (250, 50, 2)
+    assert (built_in.times_built_in_wal, ours.times_built_in_wal) == (1.0, 0.5)
+    assert (bulk.wal_bytes_per_change, bulk.wal_image_bytes_per_change, bulk.times_built_in_wal) == (250, None, None)
+    assert (ceiling.wal_bytes_per_change, ceiling.times_built_in_wal) == (None, None)
 
 
 def test_a_slow_disk_is_compared_with_the_same_disk() -> None:
@@ -132,9 +150,10 @@ def test_one_turn_that_differs_is_seen() -> None:
 
 
 def test_tables_have_a_line_for_each_runner() -> None:
-    """The tables of time and cost have every runner, the table of batches only runners that keep an apply log."""
+    """Time and cost have every runner, WAL all with a target, batches only runners that keep an apply log."""
     every = measured().figures
-    assert [table.row_count for table in (time_table(every), cost_table(every), applied_table(turns()))] == [5, 5, 0]
+    tables = (time_table(every), cost_table(every), wal_table(every), applied_table(turns()))
+    assert [table.row_count for table in tables] == [5, 5, 3, 0]
 
 
 def test_a_document_is_json_and_names_what_was_asked() -> None:
