@@ -134,3 +134,17 @@ def test_a_huge_transaction_beside_small_ones(run: Run, tmp_path: Path) -> None:
     for name in names:
         assert done.stdout.count(f"\n{name} ") == 2
         assert f">{name}<" in plot.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "bench" / "captures").iterdir()))
+def test_a_capture_is_replayed_with_each_setting(run: Run, name: str) -> None:
+    """The captures of the project are whole and small, and both orders leave equal tables."""
+    folder = ROOT / "bench" / "captures"
+    assert sum(path.stat().st_size for path in folder.rglob("*.capture")) < 2_000_000
+    done = run(
+        f"--capture={folder / name}", "--rounds=1", "--workers=3", "--order=preserve", "--order=relaxed",
+        "--no-save", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert (found["different"], found["failures"], len(found["figures"])) == ([], [], 2)
