@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from parapply import config_layers
+from parapply.config_mapping import MappingConfig, read_places
 from parapply.config_values import (
     WORKERS_LIMIT,
     Address,
@@ -217,7 +218,7 @@ class TargetConfig(_End, frozen=True):
 class TableConfig(_Section, frozen=True):
     """Settings of one table."""
 
-    parallel: Literal["auto", "always", "never"] = "auto"
+    parallel: Literal["auto", "ordered", "always", "never"] = "auto"
 
 
 class ApplyConfig(_Section, frozen=True):
@@ -306,32 +307,6 @@ class DdlConfig(_Section, frozen=True):
     skip: tuple[int, ...] = ()
 
 
-class MappingConfig(_Section, frozen=True):
-    """Tables and schemas with another name on the target."""
-
-    tables: dict[str, str] = {}  # schema.table there, schema.table here
-    schemas: dict[str, str] = {}  # for tables that `tables` does not name
-
-    def __post_init__(self) -> None:
-        """Check what concerns more than one key."""
-        for names in (self.tables, self.schemas):
-            if len(set(names.values())) < len(names):
-                raise ValueError("two of the publisher's names lead to one on the target")
-
-    def target_of(self, name: tuple[str, str]) -> tuple[str, str]:
-        """Return schema and table on the target of a table of the publisher."""
-        schema, table = name
-        if found := self.tables.get(f"{schema}.{table}"):
-            schema, _, table = found.partition(".")
-            return schema, table
-        return self.schemas.get(schema, schema), table
-
-    def shown(self, name: tuple[str, str]) -> str:
-        """Return a table's name for people, and that on the target where it is another one."""
-        here = self.target_of(name)
-        return ".".join(name) if here == name else f"{'.'.join(name)} ({'.'.join(here)} on the target)"
-
-
 class SequencesConfig(_Section, frozen=True):
     """Sequences, which are not in the stream."""
 
@@ -414,7 +389,7 @@ def settings_without_table(config: Config, published: Collection[str]) -> dict[s
 
 
 #: Sections of `Config`, by name.
-SECTIONS: Final[dict[str, type[_Section]]] = {
+SECTIONS: Final[dict[str, type[msgspec.Struct]]] = {
     "source": SourceConfig,
     "target": TargetConfig,
     "apply": ApplyConfig,
@@ -432,12 +407,12 @@ SECTIONS: Final[dict[str, type[_Section]]] = {
 DATABASES: Final = "databases"
 
 #: Sections of single tables, by path.
-_TABLE_SECTIONS: Final[dict[tuple[str, ...], type[_Section]]] = {
+_TABLE_SECTIONS: Final[dict[tuple[str, ...], type[msgspec.Struct]]] = {
     ("apply", "tables"): TableConfig,
     ("conflict", "tables"): TableConflictConfig,
 }
 
-#: Sections of names, by path: the publisher's, and the target's for each.
+#: Sections by names of the publisher, by path.
 _NAME_SECTIONS: Final = (("mapping", "tables"), ("mapping", "schemas"))
 
 
@@ -491,7 +466,7 @@ def config_of(layers: Layers, required: Collection[str] = tuple(REQUIRED)) -> Co
         if layers.is_read and key in required and not config_layers.first_value(layers.trees, key.split("."))
     ]
     ddl, mapping = sections["ddl"], sections["mapping"]
-    if ddl is not None and mapping is not None and ddl.apply and (mapping.tables or mapping.schemas):
+    if ddl is not None and mapping is not None and ddl.apply and not mapping.is_empty:
         errors.append("mapping: must be empty with ddl.apply, whose commands name tables as the publisher does")
     if errors:
         place = "" if layers.option == "--config" else f"{layers.option}: "
@@ -530,7 +505,7 @@ def load_config(  # noqa: PLR0913  the layers
     return config_of(layers, required)
 
 
-def _read_section(path: list[str], kind: type[_Section], given: object, errors: list[str]) -> Any:  # noqa: ANN401  of `kind`
+def _read_section(path: list[str], kind: type[msgspec.Struct], given: object, errors: list[str]) -> Any:  # noqa: ANN401  of `kind`
     """Return the section made of the given values, or None and their faults, a line each, in `errors`."""
     if not isinstance(given, dict):
         errors.append(f"{dotted(path)}: must be a section")
@@ -545,7 +520,7 @@ def _read_section(path: list[str], kind: type[_Section], given: object, errors: 
         elif tuple(place) in _TABLE_SECTIONS:
             values[key] = _read_tables(place, value, errors)
         elif tuple(place) in _NAME_SECTIONS:
-            values[key] = _read_names(place, value, errors)
+            values[key] = read_places(place, value, errors)
         else:
             values[key] = read_value(place, kinds[key], value, errors)
     if len(errors) > n_before:
@@ -569,20 +544,6 @@ def _read_tables(path: list[str], given: object, errors: list[str]) -> dict[str,
     return {name: _read_section([*path, name], kind, value, errors) for name, value in given.items()}
 
 
-def _read_names(path: list[str], given: object, errors: list[str]) -> dict[str, str]:
-    if not isinstance(given, dict):
-        errors.append(f"{dotted(path)}: must be a section")
-        return {}
-    n_dots, rule = (1, '"schema.table"') if path[-1] == "tables" else (0, "as the name of a schema")
-    for name, there in given.items():
-        is_written = isinstance(there, str) and all(
-            all(one.split(".")) and one.count(".") == n_dots and "\0" not in one for one in (name, there)
-        )
-        if not is_written:
-            errors.append(f"{dotted([*path, name])}: both names must be written {rule}")
-    return given
-
-
 def _fields(parts: Sequence[str]) -> dict[str, object]:
     """Return the plain types, by name, of the keys at a path; none if it is no section."""
     if not parts:
@@ -593,7 +554,7 @@ def _fields(parts: Sequence[str]) -> dict[str, object]:
 
 
 @cache
-def _types(kind: type[_Section]) -> dict[str, Any]:
+def _types(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the types of a section's fields by name; to evaluate the annotations takes a millisecond."""
     return {field.name: field.type for field in msgspec.structs.fields(kind)}
 

@@ -68,6 +68,8 @@ MIGRATE_ITEM: Final = "migrate_item"  # a statement after the rows is committed 
 MIGRATE_DONE: Final = "migrate_done"  # what a step does is done, and not noted
 
 MIGRATE_NAMES: Final = (MIGRATE_BEGUN, MIGRATE_ITEM, MIGRATE_DONE)
+#: Point of `migrate` of several databases.
+MIGRATE_DATABASE: Final = "migrate_database"  # a database is made, and has not its name yet
 #: Points of `parapply heal`, in their order.
 HEAL_COMPARED: Final = "heal_compared"  # all tables are compared, nothing is changed
 HEAL_BEGUN: Final = "heal_begun"  # the state says so, the old slot may exist
@@ -77,6 +79,12 @@ HEAL_TABLE_DONE: Final = "heal_table_done"  # they are committed
 HEAL_DONE: Final = "heal_done"  # all rows are repaired, the state does not say so
 
 HEAL_NAMES: Final = (HEAL_COMPARED, HEAL_BEGUN, HEAL_SLOT, HEAL_TABLE, HEAL_TABLE_DONE, HEAL_DONE)
+#: Points of `parapply seed`, in their order.
+SEED_SCHEMA: Final = "seed_schema"  # the state schema exists, without the slot
+SEED_JOINED: Final = "seed_joined"  # the slot's row is committed, nothing that came along is ended
+SEED_CLEANED: Final = "seed_cleaned"  # it is ended, nothing was said
+
+SEED_NAMES: Final = (SEED_SCHEMA, SEED_JOINED, SEED_CLEANED)
 #: Points of `parapply capture`, in their order.
 CAPTURE_BEGUN: Final = "capture_begun"  # the start is noted, the slot not made
 CAPTURE_SLOT: Final = "capture_slot"  # the slot exists, its position is not noted
@@ -177,7 +185,11 @@ def probe(name: str) -> None:
 def _parse(text: str, directory: str) -> _Point:
     name, _, rest = text.partition(":")
     action, _, count = rest.partition(":")
-    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, *CUTOVER_NAMES, *LATER_NAMES, *HEAL_NAMES, *CAPTURE_NAMES}
+    points = (
+        NAMES, COPY_NAMES, MIGRATE_NAMES, (MIGRATE_DATABASE,), CUTOVER_NAMES, LATER_NAMES, HEAL_NAMES, SEED_NAMES,
+        CAPTURE_NAMES,
+    )  # fmt: skip
+    known = {one for names in points for one in names}
     if name not in known:
         raise ConfigError(f"{_VARIABLE}: unknown point {name!r}; known are {', '.join(sorted(known))}")
     if action not in ACTIONS:

@@ -131,12 +131,12 @@ def test_a_killed_capture_goes_on_and_replays_as_the_subscription(
     turn = 0
     for point in failpoints.CAPTURE_NAMES:
         for count in _COUNTS.get(point, (1,)):
-            killed = capture.run("--file-bytes", "100000", environ={"PARAPPLY_FAILPOINT": f"{point}:kill:{count}"})
+            killed = capture.run("--file-bytes", "40000", environ={"PARAPPLY_FAILPOINT": f"{point}:kill:{count}"})
             assert killed.returncode == -signal.SIGKILL, (point, killed.stderr)
             if point not in ("capture_begun", "capture_slot"):
                 turn += 1
                 _write(source, turn)
-    capture.go_on("--file-bytes", "100000")
+    capture.go_on("--file-bytes", "40000")
     found = look(capture.folder)
     assert len(names(capture.folder)) > 2
     assert {place.header.kind for place in found.places} >= {BlockKind.RESUMED, BlockKind.POSITION, BlockKind.END}

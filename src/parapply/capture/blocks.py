@@ -76,7 +76,7 @@ class FrameGroup(NamedTuple):
     frames: list[bytes]
 
 
-class Place(NamedTuple):
+class CapturedBlock(NamedTuple):
     """Where a block lies."""
 
     file: str  # its name, without the folder
@@ -101,7 +101,7 @@ def block(header: Header, body: bytes) -> bytes:
     return text + _CHECKSUM.pack(zlib.crc32(stored, zlib.crc32(text))) + stored
 
 
-def place_of(file: str, offset: int, start: bytes, left_bytes: int) -> Place:
+def place_of(file: str, offset: int, start: bytes, left_bytes: int) -> CapturedBlock:
     """Return the place of a block from its first bytes.
 
     Args:
@@ -119,7 +119,7 @@ def place_of(file: str, offset: int, start: bytes, left_bytes: int) -> Place:
     magic, kind, is_between, n_open, number, end_lsn, time_us, body_bytes, stored_bytes = _HEADER.unpack_from(start)
     if magic != _MAGIC or kind not in _KINDS or is_between > 1 or max(body_bytes, stored_bytes) > _MOST_BYTES:
         raise CaptureTorn(file, offset, "no block begins there")
-    found = Place(
+    found = CapturedBlock(
         file,
         offset,
         Header(BlockKind(kind), bool(is_between), n_open, number, end_lsn, time_us, body_bytes, stored_bytes),
@@ -129,7 +129,7 @@ def place_of(file: str, offset: int, start: bytes, left_bytes: int) -> Place:
     return found
 
 
-def body_of(place: Place, data: bytes) -> bytes:
+def body_of(place: CapturedBlock, data: bytes) -> bytes:
     """Return the body of a block.
 
     Args:
@@ -169,7 +169,7 @@ def frames_body(open_xids: Sequence[int], groups: Sequence[FrameGroup]) -> bytes
     )
 
 
-def groups_of(place: Place, body: bytes) -> tuple[list[int], list[FrameGroup]]:
+def groups_of(place: CapturedBlock, body: bytes) -> tuple[list[int], list[FrameGroup]]:
     """Return the xids of the streamed transactions that are open behind a block of frames, and its groups.
 
     Raises:

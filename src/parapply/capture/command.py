@@ -73,7 +73,7 @@ def capture(config: Config, options: CaptureOptions) -> None:
     Raises:
         CaptureFull: the room is used up; all that was reported to the publisher is in the folder.
         CaptureRefused: the folder is no capture of this slot, or is damaged.
-        SourceRefused, SourceLost: the publisher cannot serve, or went away; what is whole is in the folder.
+        SourceRefused, SourceLost: the publisher cannot serve, or went away; whole blocks stay in the folder.
     """
     asyncio.run(_capture(config, options))
 
@@ -326,7 +326,7 @@ class _Run:
                 self._report(stream)
 
     async def _news(self, readable: asyncio.Event, wait_s: float) -> None:
-        """Wait until bytes have come, the end is asked for, or for so long."""
+        """Wait until bytes have come, the end is asked for, or the time is over."""
         waiting = [asyncio.ensure_future(readable.wait()), asyncio.ensure_future(self._stopped.wait())]
         try:
             await asyncio.wait(waiting, timeout=max(0.0, wait_s), return_when=asyncio.FIRST_COMPLETED)

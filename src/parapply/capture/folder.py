@@ -17,9 +17,9 @@ from parapply.capture.blocks import (
     FILE_MARK,
     START_BYTES,
     BlockKind,
+    CapturedBlock,
     FrameGroup,
     Header,
-    Place,
     block,
     body_of,
     frames_body,
@@ -42,7 +42,7 @@ class CaptureFound(NamedTuple):
     """A folder as it was looked through."""
 
     start: CaptureStart
-    places: list[Place]  # of all blocks that are whole, in order
+    places: list[CapturedBlock]  # of all blocks that are whole, in order
     torn: CaptureTorn | None  # where the last file is not
     capture: str
 
@@ -79,7 +79,7 @@ def look(folder: Path) -> CaptureFound:
     files = names(folder)
     if not files:
         raise CaptureRefused(f"{folder} holds no capture", hint="name a folder that `parapply capture` has written")
-    places: list[Place] = []
+    places: list[CapturedBlock] = []
     torn: CaptureTorn | None = None
     capture = ""
     for number, name in enumerate(files, 1):
@@ -98,7 +98,7 @@ def look(folder: Path) -> CaptureFound:
     return CaptureFound(decode(begun, read(folder, begun), CaptureStart), places, torn, capture)
 
 
-def _check_next(place: Place, body: bytes, number: int, head: FileHead) -> str:
+def _check_next(place: CapturedBlock, body: bytes, number: int, head: FileHead) -> str:
     """Refuse a block that does not follow the ones before; return the mark of the capture."""
     if place.header.number != number:
         raise place.refused(f"block {number} is expected, so a file or a part of one is missing")
@@ -112,7 +112,7 @@ def _check_next(place: Place, body: bytes, number: int, head: FileHead) -> str:
     return found.capture
 
 
-def read(folder: Path, place: Place) -> bytes:
+def read(folder: Path, place: CapturedBlock) -> bytes:
     """Return the body of a block.
 
     Raises:
@@ -129,12 +129,12 @@ def read(folder: Path, place: Place) -> bytes:
     return body_of(place, data)
 
 
-def groups(folder: Path, place: Place) -> tuple[list[int], list[FrameGroup]]:
+def groups(folder: Path, place: CapturedBlock) -> tuple[list[int], list[FrameGroup]]:
     """Return open streamed transactions and groups of a block of frames; errors as `read`."""
     return groups_of(place, read(folder, place))
 
 
-def _blocks(path: Path, *, checks: bool) -> Iterator[tuple[Place, bytes]]:
+def _blocks(path: Path, *, checks: bool) -> Iterator[tuple[CapturedBlock, bytes]]:
     """Yield each block's place, with its body if it is the first one or if all are to be checked."""
     try:
         with path.open("rb") as file:

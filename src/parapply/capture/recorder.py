@@ -1,8 +1,8 @@
 """The frames of a stream become blocks that end between transactions, wherever that is possible.
 
-Only such an end is reported to the publisher: what is behind it is sent again to the next connection. Of transactions
-that are streamed while they are in progress the publisher then repeats all that has come, so a capture that goes on
-first aborts the ones that were open.
+Only such an end is reported to the publisher, which sends everything behind it again to the next connection. Of
+transactions that are streamed while they are in progress the publisher then repeats all that has come, so a capture
+that goes on first aborts the ones that were open.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar, get_args
 import msgspec
 
 if TYPE_CHECKING:
-    from parapply.capture.blocks import Place
+    from parapply.capture.blocks import CapturedBlock
 
 
 Operation: TypeAlias = Literal["insert", "update", "delete", "truncate"]
@@ -114,7 +114,7 @@ def encode(record: FileHead | CaptureStart | Shapes | CaptureEnd) -> bytes:
     return msgspec.json.encode(record)
 
 
-def decode(place: Place, body: bytes, kind: type[_Record]) -> _Record:
+def decode(place: CapturedBlock, body: bytes, kind: type[_Record]) -> _Record:
     """Return the record in a block's body.
 
     Raises:

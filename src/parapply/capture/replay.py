@@ -20,7 +20,8 @@ from parapply.capture.connector import CapturedConnector
 from parapply.capture.lateness import Late, Lateness
 from parapply.capture.scratch import MARK, Scratch, left_out, shapes_of
 from parapply.capture.stream import Read
-from parapply.config import DdlConfig, MappingConfig, MetricsConfig, SequencesConfig
+from parapply.config import DdlConfig, MetricsConfig, SequencesConfig
+from parapply.config_mapping import MappingConfig
 from parapply.errors import CaptureRefused, ConfigError, ParapplyError
 from parapply.model import Until
 from parapply.runtime.daemon import Host, Leader, calm_garbage_collector
@@ -131,7 +132,7 @@ def _check_options(found: CaptureFound) -> None:
 
 
 def _of_capture(config: Config, found: CaptureFound, *, has_rows: bool) -> Config:
-    """Return a configuration with what the capture decides, and nothing that only a publisher could answer."""
+    """Return a configuration with the capture's own settings, and nothing that only a publisher could answer."""
     start, replace = found.start, msgspec.structs.replace
     streaming: Any = start.options.get("streaming", "off")
     origin: Any = start.options.get("origin", "any")

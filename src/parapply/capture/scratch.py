@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from parapply.capture.blocks import Place
+    from parapply.capture.blocks import CapturedBlock
     from parapply.source import slot
     from parapply.target.session import settings
 
@@ -63,7 +63,7 @@ _METHODS: Final = frozenset({"btree", "hash"})
 _FIRST_OF_USERS: Final = 16384
 
 
-def shapes_of(folder: Path, places: Sequence[Place], *, without: str) -> Shapes:
+def shapes_of(folder: Path, places: Sequence[CapturedBlock], *, without: str) -> Shapes:
     """Return the tables of a capture, each with all columns that it had at any time.
 
     Args:
@@ -130,7 +130,7 @@ def _joined(versions: Sequence[CapturedTable]) -> CapturedTable:
 
 
 def left_out(found: Shapes) -> list[str]:
-    """Return lines about what the scratch tables lack."""
+    """Return lines about the parts that the scratch tables lack."""
     lines = []
     for table in found.tables:
         names = [*table.left_out, *[index.name for index in table.indexes if index.method not in _METHODS]]

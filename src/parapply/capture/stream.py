@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from parapply.capture.blocks import FrameGroup, Place
+    from parapply.capture.blocks import CapturedBlock, FrameGroup
     from parapply.capture.lateness import Lateness
 
 #: Bytes of frames that are read before intake has taken any.
@@ -48,13 +48,13 @@ class Read(NamedTuple):
     """A capture to be read."""
 
     folder: Path
-    places: Sequence[Place]  # of all blocks up to the last moment between transactions
+    places: Sequence[CapturedBlock]  # of all blocks up to the last moment between transactions
     is_parallel: bool  # streaming was 'parallel'
     speed: float  # 1.0: as it came; infinity: as fast as it goes
 
 
 class After:
-    """Leaves out what ended up to an LSN, as a publisher does. Announcements stay; a stream that is left out aborts."""
+    """Leaves out transactions that ended up to an LSN, as a publisher does. Announcements stay, streams abort."""
 
     def __init__(self, lsn: int, *, is_parallel: bool) -> None:
         """Begin outside any transaction."""
@@ -125,7 +125,7 @@ _IN_STREAMS: Final = frozenset({b"S", b"E", b"R"})
 _ENDS: Final = frozenset({b"C", b"c", b"b", b"P", b"K", b"r", b"p"})
 
 
-def first_place(places: Sequence[Place], lsn: int) -> int:
+def first_place(places: Sequence[CapturedBlock], lsn: int) -> int:
     """Return the index of the block to begin with: of the last file that no earlier transaction reaches into."""
     found = 0
     for index, place in enumerate(places):
@@ -299,7 +299,7 @@ class CapturedStream:
 
     def send_status(
         self,
-        written_lsn: int,  # noqa: ARG002  what counts is applied
+        written_lsn: int,  # noqa: ARG002  only the applied LSN counts
         flushed_lsn: int,
         applied_lsn: int,
         *,

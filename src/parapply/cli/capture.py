@@ -48,9 +48,9 @@ Exit 1: --max-bytes is reached.""",
     default=256 * 1024 * 1024,
     show_default=True,
     metavar="N",
-    help="Begin another file after so many.",
+    help="Bytes after which another file begins.",
 )
-@click.option("--for", "for_s", type=click.FloatRange(min=0), default=math.inf, metavar="S", help="End after so long.")
+@click.option("--for", "for_s", type=click.FloatRange(min=0), default=math.inf, metavar="S", help="Seconds to go on.")
 @click.option("--until", "until_lsn", type=LsnType(), metavar="LSN", help="End when all up to there is kept.")
 def capture(  # noqa: PLR0913  one parameter for each option
     *,
@@ -103,7 +103,7 @@ are not repeated without --again. Exit 1: a run failed, or tables differ between
     metavar="S",
     help="Report since when, and for how long, more than S seconds were missing.",
 )
-@click.option("--despite-torn", is_flag=True, help="Apply what is before the place from which on a file is not whole.")
+@click.option("--despite-torn", is_flag=True, help="Apply everything before the place where a file is torn.")
 @click.option("--again", "is_again", is_flag=True, help="Repeat runs that are done.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
 def replay(  # noqa: PLR0913  one parameter for each option
@@ -134,8 +134,26 @@ def replay(  # noqa: PLR0913  one parameter for each option
     how = replaying.ReplayOptions(
         folder, Login(copy_of) if copy_of else None, speed, is_despite_torn=despite_torn, is_again=is_again
     )
-    outcome = replaying.replay(read, [shlex.split(group) for group in groups] or [[]], how)
+    outcome = replaying.replay(read, _settings(groups), how)
     show(outcome, late_after_s, as_json=as_json)
     if outcome.is_stopped:
         return _STOPPED
     return _DIFFERENT if outcome.different or any(run.failure for run in outcome.runs) else 0
+
+
+def _settings(groups: Sequence[str]) -> list[list[str]]:
+    """Return the settings of each run; a single run without any if no group is given.
+
+    Raises:
+        click.UsageError: one is not KEY=VALUE, or a quote is not closed.
+    """
+    found = []
+    for group in groups:
+        try:
+            pairs = shlex.split(group)
+        except ValueError as error:
+            raise click.UsageError(f"--run {group!r}: {error}") from error
+        if wrong := [pair for pair in pairs if "." not in pair.partition("=")[0] or "=" not in pair]:
+            raise click.UsageError(f"--run: {wrong[0]!r} is not KEY=VALUE, as in apply.workers=4")
+        found.append(pairs)
+    return found or [[]]

@@ -106,7 +106,7 @@ def undo(forward: Config, reverse: Config, options: CutoverOptions) -> int:
 async def _with(
     forward: Config, reverse: Config, options: CutoverOptions, act: Callable[[_Cutover], Awaitable[int]]
 ) -> int:
-    if forward.mapping.tables or forward.mapping.schemas or reverse.mapping.tables or reverse.mapping.schemas:
+    if not (forward.mapping.is_empty and reverse.mapping.is_empty):
         raise ConfigError(
             "mapping: the way back goes to tables of the same names", hint="cut over by hand (docs/how-to/cut-over.md)"
         )

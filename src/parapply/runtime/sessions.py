@@ -279,7 +279,7 @@ class Connector:
             # Before the slot is adopted, because a cut-over refuses a way back that is applied already.
             await connect.check_back(config, source, facts)
             found = await state.load(control, config.target.state_schema, config.source.slot, facts.system_identifier)
-            await connect.check_apart(control, facts)
+            await connect.check_apart(config, connect.Connections(source, control), facts)
             if found is None:
                 found = await self._adopt(source, control)
                 self._log.warning("slot_adopted", slot=config.source.slot, start_lsn=format_lsn(found.low_lsn))
@@ -487,8 +487,8 @@ class Connector:
         # A server that has served this daemon since its start was not put back.
         if slot_lsn >= found.high_lsn or self._server == (facts.system_identifier, facts.started_us):
             return
-        if not found.recorded and not found.has_forgotten:
-            # Nothing was applied yet; the way back of a cut-over begins past its slot.
+        if found.high_lsn <= found.begin_lsn:
+            # The watermark has not moved; the way back of a cut-over begins past its slot.
             return
         is_two_phase = facts.slot is not None and facts.slot.is_two_phase
         why = ""
@@ -501,7 +501,9 @@ class Connector:
         if not why:
             name, version = source.slot, facts.server_version_num
             start = options.start_options(version, source.publications, source.origin, two_phase=is_two_phase)
-            await history.check(conn, name, slot_lsn, start, low_lsn=found.low_lsn, recorded=found.recorded)
+            await history.check(
+                conn, name, slot_lsn, start, begin_lsn=found.begin_lsn, low_lsn=found.low_lsn, recorded=found.recorded
+            )
             return
         self._log.warning("history_unproved", slot=source.slot, reason=why)
 

@@ -28,7 +28,7 @@ from parapply.errors import CaptureFull, CaptureRefused, CaptureTorn
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from parapply.capture.blocks import Place
+    from parapply.capture.blocks import CapturedBlock
 
 _ROOM = CaptureLimits(0, 1 << 30)
 _START = CaptureStart(
@@ -104,7 +104,7 @@ def test_no_changed_byte_is_taken(data: st.DataObject, tmp_path_factory: pytest.
     assert whole == []
 
 
-def look_or_none(folder: Path) -> list[Place] | None:
+def look_or_none(folder: Path) -> list[CapturedBlock] | None:
     """Return the places of a folder's blocks, None if it is refused."""
     try:
         return list(look(folder).places)

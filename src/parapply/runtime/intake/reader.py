@@ -9,6 +9,7 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from parapply.engine.intake import DRAIN_BYTES
 from parapply.engine.pace import SHORTEST_JUDGED_S, Gathering
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from parapply.wire.assembler import Assembler
     from parapply.wire.frames import Keepalive
 
-#: Bytes read before workers and timers get their turn: a few hundred transactions, about two milliseconds.
-_DRAIN_BYTES = 128 * 1024
 #: Bytes of a few keep-alives. A transaction has more.
 _KEEPALIVES_BYTES = 128
 
@@ -113,7 +112,7 @@ class SlotReader:
             self._waits_since_s = 0.0
         self._readable.clear()
         # No name for the frames: it would keep the last of them, and one may be a gigabyte.
-        transactions = self._assembler.push(self.stream.drain(_DRAIN_BYTES))
+        transactions = self._assembler.push(self.stream.drain(DRAIN_BYTES))
         self.heard_s = self._clock()
         return transactions
 
