@@ -25,6 +25,7 @@ from bench.processes import ProcessWatch
 from bench.report import machine_facts
 from bench.servers import make_stage, versions
 from bench.workloads import LARGE_ROWS
+from parapply.config import SourceConfig
 from parapply.demo.errors import DemoError
 from parapply.demo.interrupts import Interrupts
 from parapply.demo.load import DemoLoad
@@ -32,7 +33,7 @@ from parapply.demo.race import create_slot
 from parapply.demo.stage import BANK, PUBLICATION, end, own_environment
 from parapply.errors import ParapplyError
 from parapply.quoting import literal
-from parapply.source.options import start_options
+from parapply.source.options import start_options, streaming_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -73,7 +74,9 @@ def _start(stage: Stage) -> list[subprocess.Popen[bytes]]:
         dbname=BANK,
     )
     ((version,),) = stage.source.execute("SELECT current_setting('server_version_num')::int")
-    options = [f"--option={name}={value}" for name, value in start_options(version, [PUBLICATION], "any")]
+    # As a capture asks with its defaults.
+    asked = start_options(version, [PUBLICATION], "any", streaming=streaming_of(version, SourceConfig().streaming))
+    options = [f"--option={name}={value}" for name, value in asked]
     recvlogical = [
         str(stage.source.program("pg_recvlogical")), f"--dbname={stage.source_dsn()}", "--slot=recvlogical", "--start",
         "--no-loop", "--file=/dev/null", *options,
