@@ -146,6 +146,10 @@ Meaning of each figure: docs/BENCHMARK.md.""",
     "--streaming", "streamings", multiple=True, type=click.Choice(STREAMINGS), default=STREAMINGS, show_default=True,
     help="With --live: parapply's source.streaming; repeatable.",
 )  # fmt: skip
+@click.option(
+    "--capture", "captures", type=click.Path(path_type=Path, file_okay=False, exists=True), multiple=True,
+    metavar="DIR", help="Replay what `parapply capture` has kept there instead, by parapply alone; repeatable.",
+)  # fmt: skip
 @click.option("--no-save", "is_unsaved", is_flag=True, help="Write no files.")
 @click.option("--json", "is_json", is_flag=True, help="Print the JSON document instead of tables.")
 def bench(  # noqa: PLR0913  one parameter for each option
@@ -168,6 +172,7 @@ def bench(  # noqa: PLR0913  one parameter for each option
     holds_s: tuple[float, ...],
     streamings: tuple[Streaming, ...],
     shapes: tuple[Any, ...],
+    captures: tuple[Path, ...],
     **others: Any,  # noqa: ANN401  click's options
 ) -> int:
     """Drain one backlog by parapply and by others in turn, and print times, CPU and memory."""
@@ -190,11 +195,15 @@ def bench(  # noqa: PLR0913  one parameter for each option
     _check_pglogical(options)
     from bench.installed import check_installed  # noqa: PLC0415
 
-    check_installed(with_plot=not is_unsaved and other in ("", "--live"))
+    check_installed(with_plot=not is_unsaved and not captures and other in ("", "--live"))
     from bench import run, run_attached  # noqa: PLC0415
     from bench.output import Output  # noqa: PLC0415
 
     output = Output(directory=directory, is_saved=not is_unsaved, is_json=is_json)
+    if captures:
+        from bench import run_capture  # noqa: PLC0415
+
+        return run_capture.main(captures, options, output)
     if is_copy:
         from bench import run_copy  # noqa: PLC0415
 

@@ -52,18 +52,20 @@ class _Capture(NamedTuple):
     folder: Path
     slot: str = "kept_capture"
 
-    def run(self, *more: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *more: str, environ: Mapping[str, str] | None = None, source_dsn: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         """Capture all that the source has written by now, unless the options say otherwise."""
         end = str(self.source.rows("SELECT pg_logical_emit_message(true, 'parapply test', '')")[0][0])
         words = [
-            "capture", str(self.folder), "--source", self.source.source_role_dsn, "--publication", "pub",
+            "capture", str(self.folder), "--source", source_dsn or self.source.source_role_dsn, "--publication", "pub",
             "--kept-slot", self.slot, "--set", "source.two_phase=true", "--until", end, *more,
         ]  # fmt: skip
         return warm.run(words, environment(environ), 60)
 
-    def go_on(self, *more: str, environ: Mapping[str, str] | None = None) -> None:
+    def go_on(self, *more: str, environ: Mapping[str, str] | None = None, source_dsn: str = "") -> None:
         """Capture as `run`, which must succeed."""
-        done = self.run(*more, environ=environ)
+        done = self.run(*more, environ=environ, source_dsn=source_dsn)
         assert done.returncode == 0, done.stderr
 
 
@@ -229,6 +231,39 @@ def test_a_torn_file_is_refused_by_name_and_the_capture_goes_on(capture: _Captur
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert contents(target_db, "public")["item"] == contents(capture.source, "public")["item"]
+
+
+def test_roles_with_the_documented_rights_suffice(capture: _Capture, target_db: Database) -> None:
+    """docs/PRIVILEGES.md: REPLICATION alone captures, also from schemas that the role may not use.
+
+    The owner of the scratch database replays, over and over, with SELECT on the rows of before. Files are the owner's.
+    """
+    source, name = capture.source, f"role_{capture.source.dbname}"
+    capture.source.execute("CREATE SCHEMA shop; CREATE TABLE shop.good (id int PRIMARY KEY, v text)")
+    source.execute(f"CREATE ROLE {name}_c LOGIN REPLICATION; CREATE ROLE {name}_r LOGIN;"
+                   f" GRANT USAGE ON SCHEMA shop TO {name}_r; GRANT SELECT ON ALL TABLES IN SCHEMA public, shop"
+                   f" TO {name}_r")  # fmt: skip
+    target_db.execute(f"CREATE ROLE {name}_t LOGIN; GRANT SET ON PARAMETER session_replication_role TO {name}_t;"
+                      f" ALTER DATABASE {target_db.dbname} OWNER TO {name}_t")  # fmt: skip
+    try:
+        source.execute("INSERT INTO shop.good SELECT g, 'before' FROM generate_series(1, 3) AS g")
+        capture.go_on(source_dsn=source.dsn_with(user=f"{name}_c"))
+        source.execute("UPDATE shop.good SET v = 'changed' WHERE id = 2; INSERT INTO item VALUES (1, 'new')")
+        capture.go_on(source_dsn=source.dsn_with(user=f"{name}_c"))
+        rights = "has_schema_privilege($1, 'shop', 'USAGE') OR has_table_privilege($1, 'item', 'SELECT')"
+        assert source.rows(f"SELECT {rights.replace('$1', repr(f'{name}_c'))}") == [(False,)]
+        modes = [capture.folder, *capture.folder.iterdir()]
+        assert [oct(path.stat().st_mode & 0o777) for path in modes] == ["0o700", *["0o600"] * (len(modes) - 1)]
+        words = ["replay", str(capture.folder), "--target", target_db.dsn_with(user=f"{name}_t"),
+                 "--copy-of", source.dsn_with(user=f"{name}_r"), "--set", "conflict.insert_exists=apply_remote",
+                 "--run", "apply.workers=1", "--run", "apply.workers=3"]  # fmt: skip
+        done = warm.run(words, environment(None), 100)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert contents(target_db, "shop") == contents(source, "shop")
+    finally:
+        target_db.execute(f"ALTER DATABASE {target_db.dbname} OWNER TO CURRENT_USER; DROP OWNED BY {name}_t CASCADE;"
+                          f" DROP ROLE {name}_t")  # fmt: skip
+        source.execute(f"DROP OWNED BY {name}_c, {name}_r; DROP ROLE {name}_c, {name}_r")
 
 
 def test_another_readers_slot_and_database_are_never_touched(capture: _Capture, target_db: Database) -> None:

@@ -1,7 +1,7 @@
 """Opens a capture and its scratch target for the ordinary daemon: the files answer what is asked of a publisher.
 
 A capture has no catalogue. The scratch target's, which has no publications, stands for it, so that every table is taken
-as the stream announces it.
+as the stream announces it. It reads the capture's tables ahead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AsyncExitStack
 
     from parapply.capture.lateness import Lateness
@@ -32,9 +32,19 @@ if TYPE_CHECKING:
 class CapturedConnector(Connector):
     """Opens the same capture again and again."""
 
-    def __init__(self, config: Config, share: Share, start: CaptureStart, read: Read, lateness: Lateness) -> None:
-        """Open nothing yet."""
+    def __init__(  # noqa: PLR0913  two of the daemon, four of the replay
+        self,
+        config: Config,
+        share: Share,
+        *,
+        start: CaptureStart,
+        read: Read,
+        lateness: Lateness,
+        tables: Sequence[tuple[str, str]],
+    ) -> None:
+        """Open nothing yet; the tables are the scratch target's, by schema and name."""
         super().__init__(config, share, takeover=False)
+        self._tables = tables
         self._start_record = start
         self._read = read
         self._lateness = lateness
@@ -55,6 +65,9 @@ class CapturedConnector(Connector):
         login = self._config.target.login
         conn = await stack.enter_async_context(await slot.connect(login, application_name="parapply replay"))
         return conn, self._facts()
+
+    async def _published_tables(self, looking: object) -> Sequence[tuple[str, str]]:  # noqa: ARG002  known already
+        return self._tables
 
     async def _adopt(self, source: slot.Connection, control: settings.Connection) -> state.SlotState:  # noqa: ARG002
         schema, facts = self._config.target.state_schema, self._facts()

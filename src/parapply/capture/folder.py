@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NAME: Final = re.compile(r"[0-9]{8}\.capture")
+#: First bytes of a file of any version, but for the number of this one.
+_VERSION: Final = re.compile(rb"parapply capture (?:[02-9]|1[0-9])")
 #: Times the size at which a file ends although a streamed transaction reaches into the next one.
 _LATE_PARTS: Final = 4
 
@@ -139,8 +141,9 @@ def _blocks(path: Path, *, checks: bool) -> Iterator[tuple[CapturedBlock, bytes]
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if file.read(len(FILE_MARK)) != FILE_MARK:
-                raise CaptureTorn(path.name, 0, "it does not begin as a file of this version")
+            mark = file.read(len(FILE_MARK))
+            if mark != FILE_MARK:
+                raise _other_version(path) if _VERSION.match(mark) else CaptureTorn(path.name, 0, "no file begins so")
             offset = len(FILE_MARK)
             while offset < size:
                 place = place_of(path.name, offset, file.read(START_BYTES), size - offset)
@@ -153,6 +156,13 @@ def _blocks(path: Path, *, checks: bool) -> Iterator[tuple[CapturedBlock, bytes]
                 file.seek(offset)
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def _other_version(path: Path) -> CaptureRefused:
+    return CaptureRefused(
+        f"{path.name} has another version of the format than this parapply reads",
+        hint="use the version of parapply that has written it, and leave the file as it is",
+    )
 
 
 def _unreadable(path: Path, error: OSError) -> CaptureRefused:

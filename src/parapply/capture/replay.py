@@ -203,7 +203,7 @@ class _Replay:
             await self._keep(conn, before)
         lateness = Lateness(is_paced=self._read.speed < float("inf"))
         began_s = time.monotonic()
-        failure = await self._run(config, lateness)
+        failure = await self._run(config, lateness, scratch.tables)
         result = msgspec.structs.replace(
             before,
             is_done=not self._is_stopped and not failure,
@@ -217,11 +217,13 @@ class _Replay:
         await self._keep(conn, result)
         return result
 
-    async def _run(self, config: Config, lateness: Lateness) -> str:
+    async def _run(self, config: Config, lateness: Lateness, tables: Sequence[tuple[str, str]]) -> str:
         """Apply all that is not applied yet; return the error that ended it, empty if it was asked to, or is done."""
         signals = Signals()
         signals.listen(stopping=lambda: None, reload=lambda: False)
-        connector = partial(CapturedConnector, start=self._found.start, read=self._read, lateness=lateness)
+        connector = partial(
+            CapturedConnector, start=self._found.start, read=self._read, lateness=lateness, tables=tables
+        )
         host = Host(signals, Notifier(), connector=connector)
         leader = Leader(Reloader(config, lambda: config), Until(lsn=self._end_lsn), host, takeover=False)
         try:

@@ -56,7 +56,8 @@ _TYPES: Final = """
       JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace
      WHERE n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', $1) AND t.typtype IN ('e', 'd')
        AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend AS d WHERE d.objid = t.oid AND d.deptype = 'e')"""
-_SUM: Final = "SELECT pg_catalog.count(*), COALESCE(pg_catalog.sum(pg_catalog.hashtextextended(t::text, 0)), 0)::text"
+#: Before FROM a table AS t: number and checksum of its rows.
+SUM: Final = "SELECT pg_catalog.count(*), COALESCE(pg_catalog.sum(pg_catalog.hashtextextended(t::text, 0)), 0)::text"
 #: Methods whose indexes need no operator class to be named.
 _METHODS: Final = frozenset({"btree", "hash"})
 #: OIDs below are PostgreSQL's own, the same on every server.
@@ -154,6 +155,10 @@ class Scratch:
         self._schema = schema
         self._found = found
         self._types = {one.oid: one for one in found.types}
+        #: By OID and modifier.
+        self._type_names: dict[tuple[int, int], str] = {}
+        #: Schema and name of each table.
+        self.tables = [(table.schema, table.name) for table in found.tables]
 
     async def mark(self) -> None:
         """Make sure that nothing of anyone else is in the database.
@@ -208,8 +213,7 @@ class Scratch:
             for one in self._own_types():
                 await self._conn.execute((await self._type(one)).encode())
             for table in self._found.tables:
-                for statement in await self._table(table):
-                    await self._conn.execute(statement.encode())
+                await self._conn.execute("; ".join(await self._table(table)).encode())
 
     def _own_types(self) -> list[CapturedType]:
         """Return enums and domains of users, a domain after its base."""
@@ -232,12 +236,15 @@ class Scratch:
 
     async def _type_name(self, oid: int, modifier: int) -> str:
         """Return a type as this server writes it; a text for one that it does not have."""
+        if (oid, modifier) in self._type_names:
+            return self._type_names[oid, modifier]
         one = self._types.get(oid)
         found = None
         if one is not None:
             query = sql.SQL("SELECT pg_catalog.format_type(pg_catalog.to_regtype($1), $2::int)")
             ((found,),) = await rows(self._conn, query, [qualified(one.schema, one.name), modifier])
-        return str(found) if found and found != "???" else "pg_catalog.text"
+        self._type_names[oid, modifier] = str(found) if found and found != "???" else "pg_catalog.text"
+        return self._type_names[oid, modifier]
 
     async def _table(self, table: CapturedTable) -> list[str]:
         name = qualified(table.schema, table.name)
@@ -296,7 +303,7 @@ class Scratch:
         with target_errors("comparing the tables"):
             for table in self._found.tables:
                 name = qualified(table.schema, table.name)
-                cursor = await self._conn.execute(f"{_SUM} FROM {name} AS t".encode())
+                cursor = await self._conn.execute(f"{SUM} FROM {name} AS t".encode())
                 row = await cursor.fetchone()
                 assert row is not None, "an aggregate has a row"
                 found[f"{table.schema}.{table.name}"] = (int(row[0]), str(row[1]))

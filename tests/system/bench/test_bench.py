@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -137,6 +138,32 @@ def _huge_beside_small(run: Run, out: Path) -> None:
     for name in names:
         assert done.stdout.count(f"\n{name} ") == 2
         assert f">{name}<" in plot.read_text(encoding="utf-8")
+
+
+def test_a_capture_is_replayed_and_leaves_the_publishers_tables(run: Run, tmp_path: Path) -> None:
+    """The smallest of the project's captures ends equal; a torn one is named before a server starts."""
+    files = [path for path in (ROOT / "bench" / "captures").rglob("*") if path.is_file()]
+    assert len({path.parent for path in files}) == 3
+    assert sum(path.stat().st_size for path in files) < 2_000_000
+    smallest = min(files, key=lambda path: path.stat().st_size if path.suffix == ".capture" else 2_000_000).parent
+    words = ("--rounds=1", "--workers=3", "--order=preserve", "--order=relaxed", "--no-save", "--json")
+    done = run(f"--capture={smallest}", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads(done.stdout)["captures"]
+    assert (found["different"], found["failures"], len(found["figures"])) == ([], [], 2)
+    torn = tmp_path / "torn"
+    shutil.copytree(smallest, torn)
+    last = torn / "00000001.capture"
+    last.write_bytes(last.read_bytes()[:-5])
+    refused = run(f"--capture={torn}", *words)
+    assert (refused.returncode, f"{last.name} is not whole from byte" in refused.stderr) == (2, True), refused.stderr
+    # Equal runs do not suffice: the tables must be the publisher's.
+    known = json.loads((smallest / "publisher.json").read_text(encoding="utf-8"))
+    known["tables"]["public.race_line"][0] += 1
+    shutil.copytree(smallest, tmp_path / "other")
+    (tmp_path / "other" / "publisher.json").write_text(json.dumps(known), encoding="utf-8")
+    differs = run(f"--capture={tmp_path / 'other'}", "--rounds=1", "--no-save")
+    assert (differs.returncode, "public.race_line" in differs.stdout) == (1, True), differs.stdout + differs.stderr
 
 
 @pytest.mark.in_turn("check")

@@ -148,9 +148,20 @@ def test_a_file_that_is_missing_or_another_captures_is_refused(tmp_path: Path) -
     second.unlink()
     with pytest.raises(CaptureRefused, match="is expected, so a file"):
         look(tmp_path / "one")
-    (tmp_path / "two" / "00000001.capture").write_bytes(FILE_MARK[:-2] + b"2\n")
-    with pytest.raises(CaptureTorn, match="does not begin as a file of this version"):
+    (tmp_path / "two" / "00000001.capture").write_bytes(FILE_MARK[1:])
+    with pytest.raises(CaptureTorn, match="no file begins so"):
         look(tmp_path / "two")
+
+
+@pytest.mark.parametrize("version", [b"2", b"10"])
+def test_a_file_of_another_version_is_refused_and_never_cut(tmp_path: Path, version: bytes) -> None:
+    """No torn end is seen in it, which a capture that goes on would cut off."""
+    _written(tmp_path)
+    path = tmp_path / "00000001.capture"
+    path.write_bytes(path.read_bytes().replace(FILE_MARK, b"parapply capture " + version + b"\n"))
+    with pytest.raises(CaptureRefused, match=r"00000001.capture has another version") as refused:
+        look(tmp_path)
+    assert not isinstance(refused.value, CaptureTorn)
 
 
 def test_a_capture_never_uses_more_room_than_allowed(tmp_path: Path) -> None:
