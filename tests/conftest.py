@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from tests.fixtures.memory import memory_directory
 
-pytest_plugins = [f"tests.fixtures.{name}" for name in ("selection", "clusters", "servers", "daemon", "spark")]
+pytest_plugins = [f"tests.fixtures.{name}" for name in ("selection", "clusters", "servers", "daemon", "ends", "spark")]
 
 # How long an example takes says how busy the machine is, nothing else.
 # Mutants of the planner were found by 50 examples where they were found by 100. For a search, add

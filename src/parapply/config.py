@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from parapply import config_layers
+from parapply.config_cutover import CutoverConfig, read_commands
 from parapply.config_values import (
     WORKERS_LIMIT,
     Address,
@@ -387,6 +388,7 @@ class Config(_Section, frozen=True):
     ddl: DdlConfig = DdlConfig()
     mapping: MappingConfig = MappingConfig()
     sequences: SequencesConfig = SequencesConfig()
+    cutover: CutoverConfig = CutoverConfig()
     applylog: ApplyLogConfig = ApplyLogConfig()
     metrics: MetricsConfig = MetricsConfig()
     log: LogConfig = LogConfig()
@@ -414,7 +416,7 @@ def settings_without_table(config: Config, published: Collection[str]) -> dict[s
 
 
 #: Sections of `Config`, by name.
-SECTIONS: Final[dict[str, type[_Section]]] = {
+SECTIONS: Final[dict[str, type[msgspec.Struct]]] = {
     "source": SourceConfig,
     "target": TargetConfig,
     "apply": ApplyConfig,
@@ -422,6 +424,7 @@ SECTIONS: Final[dict[str, type[_Section]]] = {
     "ddl": DdlConfig,
     "mapping": MappingConfig,
     "sequences": SequencesConfig,
+    "cutover": CutoverConfig,
     "applylog": ApplyLogConfig,
     "metrics": MetricsConfig,
     "log": LogConfig,
@@ -432,7 +435,7 @@ SECTIONS: Final[dict[str, type[_Section]]] = {
 DATABASES: Final = "databases"
 
 #: Sections of single tables, by path.
-_TABLE_SECTIONS: Final[dict[tuple[str, ...], type[_Section]]] = {
+_TABLE_SECTIONS: Final[dict[tuple[str, ...], type[msgspec.Struct]]] = {
     ("apply", "tables"): TableConfig,
     ("conflict", "tables"): TableConflictConfig,
 }
@@ -530,7 +533,7 @@ def load_config(  # noqa: PLR0913  the layers
     return config_of(layers, required)
 
 
-def _read_section(path: list[str], kind: type[_Section], given: object, errors: list[str]) -> Any:  # noqa: ANN401  of `kind`
+def _read_section(path: list[str], kind: type[msgspec.Struct], given: object, errors: list[str]) -> Any:  # noqa: ANN401  of `kind`
     """Return the section made of the given values, or None and their faults, a line each, in `errors`."""
     if not isinstance(given, dict):
         errors.append(f"{dotted(path)}: must be a section")
@@ -546,6 +549,8 @@ def _read_section(path: list[str], kind: type[_Section], given: object, errors: 
             values[key] = _read_tables(place, value, errors)
         elif tuple(place) in _NAME_SECTIONS:
             values[key] = _read_names(place, value, errors)
+        elif place == ["cutover", "commands"]:
+            values[key] = read_commands(place, value, errors)
         else:
             values[key] = read_value(place, kinds[key], value, errors)
     if len(errors) > n_before:
@@ -593,7 +598,7 @@ def _fields(parts: Sequence[str]) -> dict[str, object]:
 
 
 @cache
-def _types(kind: type[_Section]) -> dict[str, Any]:
+def _types(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the types of a section's fields by name; to evaluate the annotations takes a millisecond."""
     return {field.name: field.type for field in msgspec.structs.fields(kind)}
 

@@ -77,6 +77,14 @@ HEAL_TABLE_DONE: Final = "heal_table_done"  # they are committed
 HEAL_DONE: Final = "heal_done"  # all rows are repaired, the state does not say so
 
 HEAL_NAMES: Final = (HEAL_COMPARED, HEAL_BEGUN, HEAL_SLOT, HEAL_TABLE, HEAL_TABLE_DONE, HEAL_DONE)
+#: Points of `parapply cutover` with poolers: they are noted, nothing is paused; all are paused, there is no fence; the
+#: first one's file is rewritten, not read again; all lead to the target, paused; the first one is resumed.
+POOLER_NAMES: Final = (
+    "cutover_pausing", "cutover_paused", "cutover_rewritten", "cutover_led_on", "cutover_resumed",
+)  # fmt: skip
+#: Points of `parapply cutover` with commands of the operator's: one is noted, and has not begun; it has ended with 0,
+#: and is not noted as run.
+HOOK_NAMES: Final = ("cutover_hook_begun", "cutover_hook_ended")
 #: Points of `parapply cutover`: a step is noted on the target, nothing of it is done.
 CUTOVER_NAMES: Final = (
     "cutover_preparing", "cutover_fencing", "cutover_draining", "cutover_comparing", "cutover_sequences",
@@ -166,7 +174,8 @@ def probe(name: str) -> None:
 def _parse(text: str, directory: str) -> _Point:
     name, _, rest = text.partition(":")
     action, _, count = rest.partition(":")
-    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, *CUTOVER_NAMES, *LATER_NAMES, *HEAL_NAMES}
+    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, *LATER_NAMES, *HEAL_NAMES}
+    known |= {*CUTOVER_NAMES, *POOLER_NAMES, *HOOK_NAMES}
     if name not in known:
         raise ConfigError(f"{_VARIABLE}: unknown point {name!r}; known are {', '.join(sorted(known))}")
     if action not in ACTIONS:

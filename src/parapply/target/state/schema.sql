@@ -234,6 +234,10 @@ CREATE TABLE {s}.cutovers (
     fence_lsn pg_lsn,
     takeover_lsn pg_lsn,
     begun_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    poolers jsonb NOT NULL DEFAULT '[]',
+    commands text[] NOT NULL DEFAULT '{{}}',
+    command text NOT NULL DEFAULT '',
+    paused_at timestamptz,
     fenced_at timestamptz,
     opened_at timestamptz,
     step_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp());
