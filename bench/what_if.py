@@ -17,9 +17,10 @@ from bench.compare import is_equal
 from bench.logged import recorded_of
 from bench.options import FAST, Disk, Options
 from bench.workloads import LARGE_ROWS, WORKLOADS
+from parapply.analysis.changes import ORDERS, Change
 from parapply.analysis.duck import DuckEngine
 from parapply.analysis.job import ReportRequest, make_report
-from parapply.analysis.prediction import ORDERS, Prediction, predict
+from parapply.analysis.prediction import Log
 from parapply.analysis.progress import Silent
 from parapply.applylog_schema import Record, read_record
 from parapply.demo.command import Parapply
@@ -219,15 +220,16 @@ def _log_of(folder: Path, kind: Kind, order: Order, workers: int, number: int) -
 
 def _verdict(log: Path) -> str:
     with TemporaryDirectory(prefix="parapply-report-") as out, closing(DuckEngine("1g", None)) as engine:
-        request = ReportRequest(log=str(log), out=out, has_what_if=False)
+        request = ReportRequest(log=str(log), out=out, what_if=None)
         return " ".join([said.words for said in make_report(engine, request, Silent()).verdicts.values()])
 
 
 def _cells(kind: Kind, order: Order, logs: dict[tuple[Order, int], list[list[Record]]]) -> list[Cell]:
-    prediction = predicted(min(logs[order, FROM_WORKERS], key=_others))
+    from_log = min(logs[order, FROM_WORKERS], key=_others)
+    log = Log(*recorded_of(from_log))
     cells = []
     for workers in WORKERS:
-        found, quietest = prediction.of(order, workers), min(logs[order, workers], key=_others)
+        found, quietest = log.predict(Change(workers=workers)), min(logs[order, workers], key=_others)
         cells.append(
             Cell(
                 kind=kind.name, order=order, workers=workers, measured_s=_measured_s(quietest),
@@ -244,11 +246,6 @@ def _others(records: list[Record]) -> float:
     length_s = sum(one.length_s for one in seconds)
     taken_s = sum(one.busy_s - one.sessions_s - one.sender_s - one.leader_cpu_s for one in seconds)
     return taken_s / length_s if length_s else 0.0
-
-
-def predicted(records: list[Record]) -> Prediction:
-    """Return what the log of one run says."""
-    return predict(*recorded_of(records), WORKERS)
 
 
 def _measured_s(records: list[Record]) -> float:

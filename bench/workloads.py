@@ -175,8 +175,22 @@ _ALL: Final = (
     ),
     Workload(
         name="trigger-always",
-        text="updates of a table whose trigger also runs on the target",
+        text="updates of a table whose trigger computes a column, on the target as well",
         transactions=20_000,
+    ),
+    Workload(
+        name="audit",
+        text="updates of a table whose trigger notes each of them on the target",
+        transactions=20_000,
+        is_bulk_possible=False,
+    ),
+    Workload(
+        name="audit-ordered",
+        text="the same, where the trigger may see several transactions as one",
+        transactions=20_000,
+        script="audit",
+        settings=('apply.tables."public.articles".parallel=ordered',),
+        is_bulk_possible=False,
     ),
     Workload(
         name="partitions-leaf",

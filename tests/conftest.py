@@ -11,7 +11,8 @@ from hypothesis import settings
 
 from tests.fixtures.memory import memory_directory
 
-pytest_plugins = [f"tests.fixtures.{name}" for name in ("selection", "clusters", "servers", "daemon", "ends", "spark")]
+_PLUGINS = ("selection", "rotation", "clusters", "servers", "daemon", "ends", "spark")
+pytest_plugins = [f"tests.fixtures.{name}" for name in _PLUGINS]
 
 # How long an example takes says how busy the machine is, nothing else.
 # Mutants of the planner were found by 50 examples where they were found by 100. For a search, add
@@ -20,8 +21,8 @@ settings.register_profile("parapply", deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=2000)
 # For the inner loop, `make test-unit`.
 settings.register_profile("quick", deadline=None, max_examples=10)
-# The pass beside all tests, over the same sources uncompiled: other examples, half as many.
-settings.register_profile("interpreted", settings.get_profile("parapply"), max_examples=25)
+# The pass beside all tests, over the same sources uncompiled: other examples, and fewer.
+settings.register_profile("interpreted", settings.get_profile("parapply"), max_examples=10)
 settings.load_profile("interpreted" if os.environ.get("PARAPPLY_COMPILED") == "forbid" else "parapply")
 
 

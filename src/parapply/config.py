@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from parapply import config_layers
 from parapply.config_cutover import CutoverConfig, read_commands
+from parapply.config_mapping import MappingConfig, read_places
 from parapply.config_values import (
     WORKERS_LIMIT,
     Address,
@@ -218,7 +219,7 @@ class TargetConfig(_End, frozen=True):
 class TableConfig(_Section, frozen=True):
     """Settings of one table."""
 
-    parallel: Literal["auto", "always", "never"] = "auto"
+    parallel: Literal["auto", "ordered", "always", "never"] = "auto"
 
 
 class ApplyConfig(_Section, frozen=True):
@@ -305,32 +306,6 @@ class DdlConfig(_Section, frozen=True):
     role: str = ""
     tags: tuple[str, ...] = DDL_TAGS
     skip: tuple[int, ...] = ()
-
-
-class MappingConfig(_Section, frozen=True):
-    """Tables and schemas with another name on the target."""
-
-    tables: dict[str, str] = {}  # schema.table there, schema.table here
-    schemas: dict[str, str] = {}  # for tables that `tables` does not name
-
-    def __post_init__(self) -> None:
-        """Check what concerns more than one key."""
-        for names in (self.tables, self.schemas):
-            if len(set(names.values())) < len(names):
-                raise ValueError("two of the publisher's names lead to one on the target")
-
-    def target_of(self, name: tuple[str, str]) -> tuple[str, str]:
-        """Return schema and table on the target of a table of the publisher."""
-        schema, table = name
-        if found := self.tables.get(f"{schema}.{table}"):
-            schema, _, table = found.partition(".")
-            return schema, table
-        return self.schemas.get(schema, schema), table
-
-    def shown(self, name: tuple[str, str]) -> str:
-        """Return a table's name for people, and that on the target where it is another one."""
-        here = self.target_of(name)
-        return ".".join(name) if here == name else f"{'.'.join(name)} ({'.'.join(here)} on the target)"
 
 
 class SequencesConfig(_Section, frozen=True):
@@ -440,7 +415,7 @@ _TABLE_SECTIONS: Final[dict[tuple[str, ...], type[msgspec.Struct]]] = {
     ("conflict", "tables"): TableConflictConfig,
 }
 
-#: Sections of names, by path: the publisher's, and the target's for each.
+#: Sections by names of the publisher, by path.
 _NAME_SECTIONS: Final = (("mapping", "tables"), ("mapping", "schemas"))
 
 
@@ -494,7 +469,7 @@ def config_of(layers: Layers, required: Collection[str] = tuple(REQUIRED)) -> Co
         if layers.is_read and key in required and not config_layers.first_value(layers.trees, key.split("."))
     ]
     ddl, mapping = sections["ddl"], sections["mapping"]
-    if ddl is not None and mapping is not None and ddl.apply and (mapping.tables or mapping.schemas):
+    if ddl is not None and mapping is not None and ddl.apply and not mapping.is_empty:
         errors.append("mapping: must be empty with ddl.apply, whose commands name tables as the publisher does")
     if errors:
         place = "" if layers.option == "--config" else f"{layers.option}: "
@@ -548,7 +523,7 @@ def _read_section(path: list[str], kind: type[msgspec.Struct], given: object, er
         elif tuple(place) in _TABLE_SECTIONS:
             values[key] = _read_tables(place, value, errors)
         elif tuple(place) in _NAME_SECTIONS:
-            values[key] = _read_names(place, value, errors)
+            values[key] = read_places(place, value, errors)
         elif place == ["cutover", "commands"]:
             values[key] = read_commands(place, value, errors)
         else:
@@ -572,20 +547,6 @@ def _read_tables(path: list[str], given: object, errors: list[str]) -> dict[str,
             errors.append(f'{dotted([*path, name])}: must be written "schema.table"')
     kind = _TABLE_SECTIONS[tuple(path)]
     return {name: _read_section([*path, name], kind, value, errors) for name, value in given.items()}
-
-
-def _read_names(path: list[str], given: object, errors: list[str]) -> dict[str, str]:
-    if not isinstance(given, dict):
-        errors.append(f"{dotted(path)}: must be a section")
-        return {}
-    n_dots, rule = (1, '"schema.table"') if path[-1] == "tables" else (0, "as the name of a schema")
-    for name, there in given.items():
-        is_written = isinstance(there, str) and all(
-            all(one.split(".")) and one.count(".") == n_dots and "\0" not in one for one in (name, there)
-        )
-        if not is_written:
-            errors.append(f"{dotted([*path, name])}: both names must be written {rule}")
-    return given
 
 
 def _fields(parts: Sequence[str]) -> dict[str, object]:

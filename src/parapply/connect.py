@@ -76,30 +76,47 @@ async def open_target(config: Config, command: str) -> settings.Connection:
     )
 
 
-async def check_apart(target: settings.Connection, facts: slot.SourceFacts) -> None:
+async def check_apart(config: Config, ends: Connections, facts: slot.SourceFacts) -> None:
     """Refuse a target that is the publisher's own database: each change would come back, without end.
 
-    Two servers may be copies of one cluster, and have one system identifier; a standby has its primary's.
+    Two servers may be copies of one cluster, and have one system identifier; a standby has its primary's, and replays
+    its primary's timeline.
 
     Raises:
         TargetRefused: it is.
+        SourceRefused, SourceLost, TargetLost: an end cannot be asked.
+    """
+    timeline, started_us, is_copied = await _identity(ends.target, facts)
+    if not is_copied:
+        return
+    if facts.is_in_recovery:
+        facts = await refusals.with_timeline(ends.source, facts, config.source.login)
+    if started_us == facts.started_us or (facts.is_in_recovery and timeline in {0, facts.timeline}):
+        where = "a standby of it" if facts.is_in_recovery else "the same server"
+        raise TargetRefused(
+            f"target: source.dsn and target.dsn lead to one database, {facts.database!r} (source.dsn to {where}): what"
+            " is applied there would come again, without end",
+            hint="correct one of the two",
+        )
+
+
+async def _identity(target: settings.Connection, facts: slot.SourceFacts) -> tuple[int, int, bool]:
+    """Return a target's timeline (0: in recovery), its start, and whether it has the publisher's identity.
+
+    Raises:
         TargetLost: the connection broke.
     """
     query = sql.SQL(
         "SELECT system_identifier, pg_catalog.current_database(),"
+        " CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name("
+        "pg_catalog.pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int END,"
         " (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint"
         " FROM pg_catalog.pg_control_system()"
     )
     with settings.target_errors("identifying the target"):
-        ((identifier, database, started_us),) = await settings.rows(target, query)
-    is_same = (str(identifier & 0xFFFF_FFFF_FFFF_FFFF), database) == (facts.system_identifier, facts.database)
-    if is_same and (started_us == facts.started_us or facts.is_in_recovery):
-        where = "a standby of it" if facts.is_in_recovery else "the same server"
-        raise TargetRefused(
-            f"target: source.dsn and target.dsn lead to one database, {database!r} (source.dsn to {where}): what is "
-            "applied there would come again, without end",
-            hint="correct one of the two",
-        )
+        ((identifier, database, timeline, started_us),) = await settings.rows(target, query)
+    is_copied = (str(identifier & 0xFFFF_FFFF_FFFF_FFFF), database) == (facts.system_identifier, facts.database)
+    return int(timeline), int(started_us), is_copied
 
 
 @asynccontextmanager
@@ -268,12 +285,18 @@ async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> s
 
     Raises:
         SourceRefused: the slot cannot be read, or a publication is missing.
-        TargetRefused, TargetLost: the state could not be written.
+        TargetRefused, TargetLost: the target is a physical copy of the publisher, or the state could not be written.
     """
     name, schema = config.source.slot, config.target.state_schema
     facts = await slot.inspect(ends.source, name)
     facts = await refusals.with_timeline(ends.source, facts, config.source.login)
     refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)
+    if not is_new and (await _identity(ends.target, facts))[2]:
+        raise TargetRefused(
+            f"target: the server is a physical copy of the publisher, and slot {name!r} would bring again what was"
+            " committed before the copy's end",
+            hint="`parapply seed` joins the copy where it ends",
+        )
     if facts.slot is not None and facts.slot.is_two_phase and not is_new:
         await prepared.check_no_orphans(ends.target)
         await refusals.check_undecided(ends.source, facts)

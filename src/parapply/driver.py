@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import time
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from parapply.login import PasswordCommand
 
+# psycopg warns of what it then raises, and we report what we catch: once is enough.
+logging.getLogger("psycopg").setLevel(logging.ERROR)
 
 #: Words of a refusal, and a remedy for the operator; a refused connection has no SQLSTATE. Servers that speak another
 #: language get no hint.

@@ -16,6 +16,9 @@
 | TargetLost       | 4    | reconnect | none: state is read again, the stream replayed       |
 | LocksExhausted   | 4    | reconnect | none: later batches have fewer tables                |
 | ApplyFailed      | 5    | never     | a conflict or data error remains after the retry     |
+| CaptureRefused   | 2    | never     | a captured file is not as it was written: see hint   |
+| CaptureTorn      | 2    | never     | the same at the end of the last one: cut it          |
+| CaptureFull      | 1    | never     | the operator gives the capture more room             |
 | ReportRefused    | 2    | never     | no log there, another report is at work: see hint    |
 | JavaMissing      | 2    | never     | the operator installs Java                           |
 | ReportFailed     | 1    | never     | Spark stopped: see what it said; run it again        |
@@ -194,6 +197,30 @@ class ApplyFailed(ParapplyError):
     """A conflict or a data error remains after the retry at the head."""
 
     exit_code = 5
+
+
+class CaptureRefused(ParapplyError):
+    """A captured stream cannot be used."""
+
+    exit_code = 2
+
+
+class CaptureTorn(CaptureRefused):
+    """A file of a capture is not whole from some place on."""
+
+    def __init__(self, file: str, offset: int, why: str) -> None:
+        """Keep the file's name and the offset from which on nothing of it can be used."""
+        super().__init__(
+            f"{file} is not whole from byte {offset} on: {why}.",
+            hint="the capture of a kept slot goes on with the same command, which cuts that off; to apply what is"
+            " before it, `parapply replay --despite-torn`",
+        )
+        self.file = file
+        self.offset = offset
+
+
+class CaptureFull(ParapplyError):
+    """A capture has no room left."""
 
 
 class ReportRefused(ParapplyError):

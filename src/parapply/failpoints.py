@@ -68,6 +68,8 @@ MIGRATE_ITEM: Final = "migrate_item"  # a statement after the rows is committed 
 MIGRATE_DONE: Final = "migrate_done"  # what a step does is done, and not noted
 
 MIGRATE_NAMES: Final = (MIGRATE_BEGUN, MIGRATE_ITEM, MIGRATE_DONE)
+#: Point of `migrate` of several databases.
+MIGRATE_DATABASE: Final = "migrate_database"  # a database is made, and has not its name yet
 #: Points of `parapply heal`, in their order.
 HEAL_COMPARED: Final = "heal_compared"  # all tables are compared, nothing is changed
 HEAL_BEGUN: Final = "heal_begun"  # the state says so, the old slot may exist
@@ -85,6 +87,23 @@ POOLER_NAMES: Final = (
 #: Points of `parapply cutover` with commands of the operator's: one is noted, and has not begun; it has ended with 0,
 #: and is not noted as run.
 HOOK_NAMES: Final = ("cutover_hook_begun", "cutover_hook_ended")
+#: Points of `parapply seed`, in their order.
+SEED_SCHEMA: Final = "seed_schema"  # the state schema exists, without the slot
+SEED_JOINED: Final = "seed_joined"  # the slot's row is committed, nothing that came along is ended
+SEED_CLEANED: Final = "seed_cleaned"  # it is ended, nothing was said
+
+SEED_NAMES: Final = (SEED_SCHEMA, SEED_JOINED, SEED_CLEANED)
+#: Points of `parapply capture`, in their order.
+CAPTURE_BEGUN: Final = "capture_begun"  # the start is noted, the slot not made
+CAPTURE_SLOT: Final = "capture_slot"  # the slot exists, its position is not noted
+CAPTURE_WRITTEN: Final = "capture_written"  # a block is written, not synced
+CAPTURE_SYNCED: Final = "capture_synced"  # it is synced, and not reported
+CAPTURE_REPORTED: Final = "capture_reported"  # it is reported to the publisher
+CAPTURE_CUT: Final = "capture_cut"  # a capture that goes on has cut the end off, nothing else
+
+CAPTURE_NAMES: Final = (
+    CAPTURE_BEGUN, CAPTURE_SLOT, CAPTURE_WRITTEN, CAPTURE_SYNCED, CAPTURE_REPORTED, CAPTURE_CUT,
+)  # fmt: skip
 #: Points of `parapply cutover`: a step is noted on the target, nothing of it is done.
 CUTOVER_NAMES: Final = (
     "cutover_preparing", "cutover_fencing", "cutover_draining", "cutover_comparing", "cutover_sequences",
@@ -125,7 +144,7 @@ _VARIABLE: Final = "PARAPPLY_FAILPOINT"
 _DIRECTORY_VARIABLE: Final = "PARAPPLY_FAILPOINT_DIR"
 #: Points at which the publisher is lost; all others lose the target.
 _SOURCE_SIDE: Final = frozenset(
-    {CONNECTED, BATCH_READY, FEEDBACK_SENT, SPOOLED, RANGE_PART, RANGE_READ, SLOT_MOVED, HANDED_OVER}
+    {CONNECTED, BATCH_READY, FEEDBACK_SENT, SPOOLED, RANGE_PART, RANGE_READ, SLOT_MOVED, HANDED_OVER, *CAPTURE_NAMES}
 )
 #: Seconds between checks of the held file: short compared with any step of a test.
 _HOLD_POLL_S: Final = 0.005
@@ -174,8 +193,11 @@ def probe(name: str) -> None:
 def _parse(text: str, directory: str) -> _Point:
     name, _, rest = text.partition(":")
     action, _, count = rest.partition(":")
-    known = {*NAMES, *COPY_NAMES, *MIGRATE_NAMES, *LATER_NAMES, *HEAL_NAMES}
-    known |= {*CUTOVER_NAMES, *POOLER_NAMES, *HOOK_NAMES}
+    points = (
+        NAMES, COPY_NAMES, MIGRATE_NAMES, (MIGRATE_DATABASE,), CUTOVER_NAMES, LATER_NAMES, HEAL_NAMES, SEED_NAMES,
+        CAPTURE_NAMES, POOLER_NAMES, HOOK_NAMES,
+    )  # fmt: skip
+    known = {one for names in points for one in names}
     if name not in known:
         raise ConfigError(f"{_VARIABLE}: unknown point {name!r}; known are {', '.join(sorted(known))}")
     if action not in ACTIONS:

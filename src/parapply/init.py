@@ -77,12 +77,26 @@ def init(
         TargetRefused, TargetLost: the same for the target.
         LeaseHeld: another process copies.
     """
-    arguable = [code.value for code, kind in KINDS.items() if kind.is_arguable]
+    check_despite("init", despite)
+    asyncio.run(_init(config, copy, despite, makes_queue=makes_queue, automatic=_automatic(config, inexact)))
+
+
+def check_despite(command: str, despite: Collection[str], more: Collection[str] = ()) -> None:
+    """Refuse codes with which a command cannot go on.
+
+    Args:
+        command: its name.
+        despite: codes that were given.
+        more: those that it takes beside the arguable refusals.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    arguable = [*more, *[code.value for code, kind in KINDS.items() if kind.is_arguable]]
     if wrong := [code for code in despite if code not in arguable]:
         raise ConfigError(
-            f"--despite {', '.join(wrong)}: init cannot go on with that; it can with {', '.join(sorted(arguable))}"
+            f"--despite {', '.join(wrong)}: {command} cannot go on with that; it can with {', '.join(sorted(arguable))}"
         )
-    asyncio.run(_init(config, copy, despite, makes_queue=makes_queue, automatic=_automatic(config, inexact)))
 
 
 async def _init(

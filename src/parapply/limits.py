@@ -33,7 +33,7 @@ BEHIND_BYTES: Final = 1 << 20
 BLOCKED_S: Final = 5.0
 #: Part of a processor from which on the leader has no more to give: it shares the machine, and is seen once a second.
 _FULL: Final = 0.7
-_FLUSH: Final = ("IO:WALSync", "IO:WALWrite", "LWLock:WALWrite", "IPC:SyncRep", "IO:WalSync", "IO:WalWrite")
+FLUSHES: Final = ("IO:WALSync", "IO:WALWrite", "LWLock:WALWrite", "IPC:SyncRep", "IO:WalSync", "IO:WalWrite")
 
 #: The limit that is a setting: apply.max_changes_per_s.
 THROTTLE: Final = "throttle"
@@ -203,7 +203,7 @@ def _of_target(backends: Rows, reading: Rows) -> Iterable[tuple[str, str, float]
 
 def is_flush(wait: str) -> bool:
     """Return whether a session with this wait flushes WAL."""
-    return wait in _FLUSH
+    return wait in FLUSHES
 
 
 def is_lock(wait: str) -> bool:

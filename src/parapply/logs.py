@@ -267,5 +267,3 @@ def _route_foreign(level: int) -> None:
         root.removeHandler(handler)
     root.addHandler(_ForeignHandler())
     root.setLevel(level)
-    # psycopg warns of what it then raises, and we log what we catch: once is enough.
-    logging.getLogger("psycopg").setLevel(logging.ERROR)

@@ -157,3 +157,14 @@ class CutoverStep(_Steps):
     def number(self) -> int:
         """Return the place among the steps, counted from 1."""
         return list(CutoverStep).index(self)
+
+
+class Provider(StrEnum):
+    """Services that run PostgreSQL for others, whose rules `parapply check` knows."""
+
+    RDS = "rds"
+    AURORA = "aurora"
+    CLOUDSQL = "cloudsql"
+    AZURE = "azure"
+    SUPABASE = "supabase"
+    NEON = "neon"

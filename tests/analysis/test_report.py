@@ -23,12 +23,14 @@ from pyarrow import parquet
 
 from bench.logged import recorded_of
 from parapply.analysis import more_workers
+from parapply.analysis.changes import read_change
 from parapply.analysis.compute import QUERIES
 from parapply.analysis.figures import FIGURES
 from parapply.analysis.fold import fold
 from parapply.analysis.follow import look
 from parapply.analysis.job import ReportRequest, check_readable, convert, make_report, show
 from parapply.analysis.page import Made, render
+from parapply.analysis.prediction import Log
 from parapply.analysis.progress import Silent
 from parapply.analysis.store import SUFFIXES, Store
 from parapply.analysis.views import Scope, make_views
@@ -160,6 +162,28 @@ def test_more_workers_of_a_hand_made_log(hand_made: tuple[ReportOutcome, Path]) 
     assert "bring: with the commit order kept nothing (the source is the limit)" in outcome.in_short["app"][-1]
 
 
+def test_questions_are_answered_beside_the_numbers(engine: DuckEngine, tmp_path: Path) -> None:
+    """Each --what-if is a row with its text, on the terminal and on the page; the curves leave it out."""
+    write(tmp_path / "log", "apply-1.jsonl", RECORDS)
+    questions = ("workers=8,order=relaxed", "target_speed=2")
+    request = ReportRequest(
+        log=str(tmp_path / "log"), out=str(tmp_path / "out"), what_if=[read_change(text) for text in questions]
+    )
+    outcome = make_report(engine, request, Silent())
+    rows = [row for row in outcome.tables["what_if"] if row["question"]]
+    assert [(row["question"], row["commit_order"]) for row in rows] == [
+        (questions[0], "relaxed"), (questions[1], "preserve"),
+    ]  # fmt: skip
+    assert all(row["least_s"] <= row["seconds"] <= row["most_s"] for row in rows)
+    assert "With target_speed=2 the run would take 12" in outcome.in_short["app"][-1]
+    text = _Elements()
+    text.feed((tmp_path / "out" / "report.html").read_text())
+    assert questions[0] in text.texts["With more workers"]
+    # The log says nothing of sessions, so its COMMITs are taken for flushes.
+    unknown = replace(request, what_if=[read_change("synchronous_commit=on")])
+    assert make_report(engine, unknown, Silent()).tables["what_if"][-1]["question"] == "synchronous_commit=on"
+
+
 def test_slow_ones_are_named(hand_made: tuple[ReportOutcome, Path]) -> None:
     """The slowest batches and transactions, with stage, tables and position, and the chain to the longest wait."""
     outcome, out = hand_made
@@ -183,7 +207,7 @@ def test_two_spans_are_compared(engine: DuckEngine, tmp_path: Path) -> None:
     midnight = BEGIN + timedelta(seconds=10)
     request = ReportRequest(
         log=str(tmp_path / "log"), out=str(tmp_path / "out"), scope=Scope(since=midnight),
-        compare=Scope(until=midnight), has_what_if=False,
+        compare=Scope(until=midnight), what_if=None,
     )  # fmt: skip
     outcome = make_report(engine, request, Silent())
     rows = {row["what"]: (row["then"], row["now"], row["change"]) for row in outcome.tables["comparison"]}
@@ -516,7 +540,7 @@ def limited(engine: DuckEngine, tmp_path_factory: pytest.TempPathFactory) -> Rep
     """The report over logs that are limited by one thing each: slots of that name."""
     folder = tmp_path_factory.mktemp("limited")
     write(folder / "log", "apply-1.jsonl", _limited_log())
-    request = ReportRequest(log=str(folder / "log"), out=str(folder / "out"), has_what_if=False)
+    request = ReportRequest(log=str(folder / "log"), out=str(folder / "out"), what_if=None)
     return make_report(engine, request, Silent())
 
 
@@ -658,7 +682,7 @@ def test_following_counts_each_record_once(engine: DuckEngine, tmp_path: Path) -
     A broken file is passed over, and read once it is whole.
     """
     log = tmp_path / "log"
-    request = ReportRequest(log=str(log), out=str(tmp_path / "out"), has_what_if=False)
+    request = ReportRequest(log=str(log), out=str(tmp_path / "out"), what_if=None)
     loaded: list[int] = []
     ended = threading.Event()
     ended.set()  # after the first look
@@ -688,7 +712,7 @@ def test_small_loads_become_few(engine: DuckEngine, tmp_path: Path) -> None:
     A day of which records come again is counted again, and only that.
     """
     log, out = tmp_path / "log", tmp_path / "out"
-    request = ReportRequest(log=str(log), out=str(out), has_what_if=False, window=timedelta(hours=1))
+    request = ReportRequest(log=str(log), out=str(out), what_if=None, window=timedelta(hours=1))
     store = Store(engine, request.out)
     days: list[list[int]] = []
     for n in range(7):
@@ -740,7 +764,8 @@ def test_a_real_run_is_what_both_servers_say(
     route.source.execute("UPDATE item SET v = 0 WHERE id = 1 OR id > 1000")
     daemon.wait_caught_up()
     daemon.stop()
-    outcome = make_report(engine, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+    request = ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out"), what_if=None)
+    outcome = make_report(engine, request, Silent())
     (summary,) = outcome.tables["summary"]
     assert (summary["transactions"], summary["transaction_records"], summary["conflicts"]) == (202, 202, 14)
     kept = route.target.rows(
@@ -783,6 +808,10 @@ def test_a_real_run_is_what_both_servers_say(
     by_records = recorded_of(records)
     assert [_rounded(row) for row in recorded] == [_rounded(row) for row in by_records[0]]
     assert [_rounded(row) for row in intervals] == [_rounded(row) for row in by_records[1]]
+    # Replayed as it was, the run takes what it took: within half of that, on whatever machine.
+    log = Log(recorded, intervals)
+    assert (log.order, log.workers) == ("preserve", 2)
+    assert log.played_s == pytest.approx(log.measured_s, rel=0.5)
     assert outcome.bad_lines == 0
     ((n_workers, leader_cpu_s, n_seconds),) = _rows(outcome, "reading", "workers", "leader_cpu_s", "seconds")
     assert n_workers == 2

@@ -200,7 +200,7 @@ def identity_index(chooser: random.Random, features: frozenset[Feature]) -> list
 
 
 def audited(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
-    """Return a table whose triggers on the target write to tables of their own, in the order of changes (T-29)."""
+    """Return a table whose triggers on the target write to separate tables, in the order of changes (T-29)."""
     triggers = (
         _TRIGGER.format(trigger="always", table="t_audited"),
         "ALTER TABLE t_audited ENABLE ALWAYS TRIGGER always",
@@ -214,3 +214,32 @@ def audited(chooser: random.Random, features: frozenset[Feature]) -> list[Random
         operations=operations,
     )  # fmt: skip
     return [table]
+
+
+#: Bodies of row triggers: two that the new row alone decides, and two that earlier values also do.
+_COMPUTED = ("NEW.p := CASE WHEN NEW.b IS NULL THEN 'none' ELSE left(NEW.a, NEW.b) END", "NEW.q := NEW.b * 2 - NEW.k")
+_COUNTED = (
+    "NEW.q := coalesce(OLD.q, 0) + NEW.b",
+    "IF TG_OP = 'UPDATE' AND NEW.b > OLD.b THEN NEW.q := coalesce(NEW.q, 0) + 1; NEW.p := OLD.a; END IF",
+)
+_COMPUTES = (
+    "CREATE FUNCTION of_{table}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body}; RETURN NEW; END $$",
+    "CREATE TRIGGER computes BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION of_{table}()",
+    "ALTER TABLE {table} ENABLE ALWAYS TRIGGER computes",
+)
+
+
+def computed(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
+    """Return two tables with columns that triggers on the target compute from their rows (T-29)."""
+    columns = (
+        numbered(),
+        RandomColumn(name="a", type_sql="text", values=of("x" * 2500, "y" * 2500, "z"), nulls=0.1, is_big=True),
+        RandomColumn(name="b", type_sql="int", values=number(0, 9), nulls=0.2),
+    )
+    return [
+        RandomTable(
+            name=name, key=(key("int"),), columns=columns, target_extra=("p text", "q bigint"),
+            target_after=tuple([line.format(table=name, body=chooser.choice(bodies)) for line in _COMPUTES]),
+        )
+        for name, bodies in (("t_computed", _COMPUTED), ("t_counted", _COUNTED))
+    ]  # fmt: skip

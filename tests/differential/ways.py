@@ -43,6 +43,7 @@ class Way:
     batch_transactions: int
     stream_start_bytes: int  # of a transaction in progress before a worker follows it
     streaming: str
+    audited: str  # how the table with an audit is applied: each transaction separately, or several as one
 
     @property
     def settings(self) -> Mapping[str, str | float]:
@@ -54,12 +55,13 @@ class Way:
             "apply.stream_start_bytes": self.stream_start_bytes,
             "target.session_replication_role": self.role,
             "source.streaming": self.streaming,
+            'apply.tables."public.t_audited".parallel': self.audited,
         }
 
     def __str__(self) -> str:
         """Return it for people."""
         streams = f"streaming {self.streaming} from {self.stream_start_bytes} bytes"
-        applied = f"batches of {self.batch_transactions}, {streams}"
+        applied = f"batches of {self.batch_transactions}, audit {self.audited}, {streams}"
         return f"{self.commit_order}, {self.workers} workers, {self.role}, {applied}"
 
 
@@ -76,7 +78,7 @@ def random_ways(seed: int) -> list[Way]:
     return [
         Way(
             commit_order=order, workers=workers, role=role, batch_transactions=size, stream_start_bytes=start,
-            streaming=chooser.choice(_STREAMING),
+            streaming=chooser.choice(_STREAMING), audited=chooser.choice(("auto", "ordered")),
         )
         for (order, workers, role), size, start in zip(chosen, sizes, starts, strict=True)
     ]  # fmt: skip

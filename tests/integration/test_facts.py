@@ -135,6 +135,64 @@ def test_triggers_by_role(worker: Worker) -> None:
     assert worker.facts("p1").triggers == ("trigger cloned", "trigger own", "trigger stmt")
 
 
+_ROW_TRIGGER = "BEFORE INSERT OR UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION computes()"
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_row_triggers(worker: Worker) -> None:
+    """A trigger that sees only its row is known by its columns and version; one with anything more is code (T-29)."""
+    body = "BEGIN NEW.b := 2 * NEW.a; RETURN NEW; END"
+    function = f"CREATE OR REPLACE FUNCTION {{}}() RETURNS trigger LANGUAGE plpgsql {{}} AS '{body}'"
+    worker.run_text(
+        "CREATE TABLE t(id int PRIMARY KEY, a int, b int); CREATE TABLE p(a int, b int) PARTITION BY LIST (a)"
+    )
+    worker.run_text(f"{function.format('computes', '')}; {function.format('strays', 'SET search_path = public')}")
+    worker.run_text(f"CREATE TRIGGER r {_ROW_TRIGGER.format('t')}; CREATE TRIGGER r {_ROW_TRIGGER.format('p')}")
+    found = worker.facts("t", role="origin")
+    (known,) = found.row_triggers
+    assert (known.name, known.reads, known.writes, known.is_function_of_new) == ("trigger r", ("a",), ("b",), True)
+    assert found.triggers == ()
+    assert worker.facts("t").row_triggers == ()
+    in_tree = worker.facts("p", role="origin")
+    assert (in_tree.triggers, in_tree.row_triggers) == (("trigger r",), ())
+    worker.run_text(function.format("computes", ""))
+    (again,) = worker.facts("t", role="origin").row_triggers
+    assert again.version != known.version
+    for definition in (
+        _ROW_TRIGGER.format("t").replace("INSERT OR UPDATE", "INSERT OR UPDATE OR DELETE"),
+        _ROW_TRIGGER.format("t").replace("UPDATE", "UPDATE OF a"),
+        _ROW_TRIGGER.format("t").replace("BEFORE", "AFTER"),
+        _ROW_TRIGGER.format("t").replace("FOR EACH ROW", "FOR EACH STATEMENT"),
+        _ROW_TRIGGER.format("t").replace("EXECUTE", "WHEN (NEW.a > 0) EXECUTE"),
+        _ROW_TRIGGER.format("t").replace("computes", "strays"),
+    ):
+        worker.run_text(f"CREATE TRIGGER other {definition}")
+        assert worker.facts("t", role="origin").triggers == ("trigger other",), definition
+        worker.run_text("DROP TRIGGER other ON t")
+    worker.run_text("CREATE TRIGGER part BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION computes()")
+    assert [one.is_function_of_new for one in worker.facts("t", role="origin").row_triggers] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        "CREATE FUNCTION pg_catalog.lower(point) RETURNS text LANGUAGE sql AS 'SELECT $1::text'",
+        "CREATE OPERATOR pg_catalog.+ (FUNCTION = texteq, LEFTARG = text, RIGHTARG = text)",
+        "CREATE CAST (text AS int) WITH INOUT AS IMPLICIT",
+    ],
+)
+def test_no_row_trigger_is_known_where_its_names_may_be_a_users(worker: Worker, strange: str) -> None:
+    """A function, operator or cast of a user that expressions could reach makes each trigger code (T-29)."""
+    worker.run_text(
+        "CREATE TABLE t(id int PRIMARY KEY, a text); CREATE FUNCTION computes() RETURNS trigger LANGUAGE plpgsql"
+        f" AS 'BEGIN NEW.a := NEW.id; RETURN NEW; END'; CREATE TRIGGER r {_ROW_TRIGGER.format('t')}"
+    )
+    assert worker.facts("t", role="origin").row_triggers
+    worker.run_text(strange)
+    found = worker.facts("t", role="origin")
+    assert (found.triggers, found.row_triggers) == (("trigger r",), ())
+
+
 def test_rules_by_role(worker: Worker) -> None:
     """Rules count if they act under the session's role (trap T-29)."""
     worker.run_text(

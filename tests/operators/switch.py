@@ -279,7 +279,9 @@ class Switch(OneStream):
         self._end_daemons()
         for world in (back, ahead):
             if "is under way" in world.command("drop", "--yes").stderr:
+                # It may start a daemon.
                 self._undo()
+                self._end_daemons()
                 world.command("drop", "--yes")
         for database in (ahead.source, ahead.target):
             left = database.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")

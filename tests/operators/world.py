@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Seconds in which a daemon that has nothing in its way moves something; else it hangs.
 STILL_S = 12.0
-_COMMAND_S = 25.0
+_COMMAND_S = 60.0
 _LOCK_MS = 150
 _STOP_S = 40.0
 #: From a start until the daemon has looked for tables that wait.

@@ -65,7 +65,7 @@ CREATE FUNCTION enable_checked() RETURNS void LANGUAGE plpgsql AS $$ DECLARE nam
     WHERE c.conname = 'checked' AND t.tgrelid = 'constrained'::regclass
   LOOP EXECUTE format('ALTER TABLE constrained ENABLE ALWAYS TRIGGER %I', name); END LOOP; END $$;
 SELECT enable_checked();
-CREATE FUNCTION act() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
+CREATE FUNCTION act() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM clock_timestamp(); RETURN NEW; END $$;
 CREATE TABLE acting (i int PRIMARY KEY); CREATE TRIGGER act BEFORE INSERT ON acting FOR EACH ROW EXECUTE FUNCTION act();
 ALTER TABLE acting ENABLE ALWAYS TRIGGER act;
 CREATE TABLE identified (i int GENERATED ALWAYS AS IDENTITY PRIMARY KEY);

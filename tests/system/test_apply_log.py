@@ -164,6 +164,7 @@ def _check_transactions(records: list[Record], seen: _Seen, slot: str) -> None:
         assert seqs == list(range(1, len(seqs) + 1))
 
 
+@pytest.mark.in_turn("settings")
 @pytest.mark.parametrize(
     "settings",
     [{"apply.workers": 1, "applylog.detail": "transaction"}, {"apply.workers": 4, "applylog.rotate_bytes": 4096}],

@@ -116,6 +116,7 @@ def test_a_backlog_is_read_in_ranges_and_the_stream_goes_on(pair: Pair, pg_major
     _stop_equal(pair, daemon)
 
 
+@pytest.mark.in_turn("order")
 @_EITHER_ORDER
 def test_a_stream_that_falls_behind_is_left_for_ranges(pair: Pair, order: str) -> None:
     """And taken up again, as often as it takes: each hand-over, either way, keeps every transaction once."""
@@ -164,6 +165,7 @@ def test_a_run_that_ends_inside_ranges_moves_the_slot(pair: Pair, start_daemon: 
     _stop_equal(pair, pair.start(settings=RANGES))
 
 
+@pytest.mark.in_turn("order", "points")
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("order", "points"),
@@ -392,6 +394,7 @@ def test_a_range_covers_wal_and_not_changes(pair: Pair) -> None:
     daemon.stop()
 
 
+@pytest.mark.in_turn("command", "settings")
 @pytest.mark.crash
 @pytest.mark.parametrize(
     ("command", "settings"),

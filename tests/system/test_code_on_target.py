@@ -24,6 +24,21 @@ _NOTE = "CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON {} FOR EACH ROW
 _ALWAYS = "ALTER TABLE {} ENABLE ALWAYS TRIGGER note;"
 
 
+_VETO = """
+CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  IF OLD.id = 1 OR NEW.id = 3 THEN RETURN NULL; END IF;
+  RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END; END $$;
+CREATE TRIGGER veto BEFORE INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION veto();
+ALTER TABLE t ENABLE ALWAYS TRIGGER veto;
+"""
+_TOTAL = """
+CREATE FUNCTION total() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.w := NEW.id * 100 + NEW.v; RETURN NEW; END $$;
+CREATE TRIGGER total BEFORE INSERT OR UPDATE ON t FOR EACH ROW EXECUTE FUNCTION total();
+"""
+_TOTAL_ALWAYS = "ALTER TABLE t ENABLE ALWAYS TRIGGER total;"
+_COUNT = _TOTAL.replace("NEW.id * 100 + NEW.v", "coalesce(OLD.w, 0) + 1")
+
+
 def audited_load() -> Iterator[str]:
     """Yield transactions over both tables in which every order but the source's would show."""
     for n in range(1, 41):
@@ -81,13 +96,7 @@ _CODED = {
     # A BEFORE trigger that returns NULL keeps the row as it is; that is neither missing nor an error (T-43).
     "veto": Coded(
         tables=_TABLES + "INSERT INTO t VALUES (1, 0, 0), (2, 0, 0);",
-        code="""
-            CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-            IF OLD.id = 1 OR NEW.id = 3 THEN RETURN NULL; END IF;
-            RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END; END $$;
-            CREATE TRIGGER veto BEFORE INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION veto();
-            ALTER TABLE t ENABLE ALWAYS TRIGGER veto;
-        """,
+        code=_VETO,
         load=["UPDATE t SET v = 1", "INSERT INTO t VALUES (3, 0, 0), (4, 0, 0)", "DELETE FROM t WHERE id = 1"],
         entries=("SELECT id, v FROM t ORDER BY id", [(1, 0), (2, 1), (4, 0)]),
         is_equal=False,
@@ -122,6 +131,45 @@ _CODED = {
         """,
         lanes=[("other", "set-based", ""), ("t", "set-based", "")],
     ),
+    # A trigger that computes columns of its row is no reason for any lane but sets (T-29).
+    "computed": Coded(
+        tables=_TABLES + _TOTAL,
+        code=_TOTAL_ALWAYS,
+        lanes=[("other", "set-based", ""), ("t", "set-based", "trigger total computes columns of the row")],
+    ),
+    # One that counts the changes of its row needs each of them, in a batch with others (T-29).
+    "counted": Coded(
+        tables=_TABLES + _COUNT,
+        code=_TOTAL_ALWAYS,
+        load=[*audited_load(), *(f"UPDATE t SET v = v WHERE id <= {n}" for n in range(9))],
+        lanes=[("other", "set-based", ""), ("t", "row by row", "trigger total may depend on earlier values")],
+    ),
+    # Trusted not to see transactions, an audit is the source's own, and one target transaction holds several (T-29).
+    "joined": Coded(
+        tables=_TABLES + _AUDIT + "".join(_NOTE.format(table) for table in ("t", "other")),
+        code="".join(_ALWAYS.format(table) for table in ("t", "other")),
+        entries=(_ENTRIES, None),
+        lanes=[("other", "serial", 'parallel = "ordered" joins transactions'), ("t", "serial", "trigger note")],
+    ),
+    # A veto that comes unexpectedly in one of them is a veto all the same (T-43).
+    "joined_veto": Coded(
+        tables=_TABLES + "INSERT INTO t VALUES (1, 0, 0), (2, 0, 0);",
+        code=_VETO,
+        load=["UPDATE t SET v = 1", "INSERT INTO t VALUES (3, 0, 0), (4, 0, 0)", "DELETE FROM t WHERE id = 1"],
+        entries=("SELECT id, v FROM t ORDER BY id", [(1, 0), (2, 1), (4, 0)]),
+        is_equal=False,
+    ),
+    # A failure at COMMIT names no transaction: each is tried, and the check of each sees its own end.
+    "joined_deferred": Coded(
+        code="""
+            CREATE FUNCTION alone() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF (SELECT v FROM public.t WHERE id = NEW.id) > 0 THEN RAISE 'late'; END IF; RETURN NULL; END $$;
+            CREATE CONSTRAINT TRIGGER note AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED
+              FOR EACH ROW EXECUTE FUNCTION alone();
+        """
+        + _ALWAYS.format("t"),
+        load=[one for n in range(4) for one in (f"INSERT INTO t VALUES ({n}, 0, 0)", "UPDATE t SET v = 1")],
+    ),
     # With parallel = "never" a table is serial, "always" trusts its triggers; parapply.tables says which and why.
     "configured": Coded(
         code=_AUDIT + _NOTE.format("other") + _ALWAYS.format("other"),
@@ -134,6 +182,10 @@ _CODED = {
 _CONFIGURED: dict[str, str | float] = {
     'apply.tables."configured.t".parallel': "never",
     'apply.tables."configured.other".parallel': "always",
+    'apply.tables."joined.t".parallel': "ordered",
+    'apply.tables."joined.other".parallel': "ordered",
+    'apply.tables."joined_veto.t".parallel': "ordered",
+    'apply.tables."joined_deferred.t".parallel': "ordered",
 }
 
 
@@ -185,6 +237,56 @@ def test_t29_always_triggers_see_the_order_of_the_source_live(pair: Pair) -> Non
     daemon.wait_caught_up()
     daemon.stop()
     assert pair.target.rows(_ENTRIES) == pair.source.rows(_ENTRIES)
+
+
+def test_t29_ordered_joins_transactions_and_auto_does_not(pair: Pair) -> None:
+    """Code that is trusted not to see transactions finds several in one; by default each is its own (T-29)."""
+    pair.create(_TABLES, _TABLES + _AUDIT + _NOTE.format("t") + _ALWAYS.format("t"), published="TABLE t, other")
+    xids = "SELECT count(DISTINCT xmin::text) FROM audit"
+    pair.write(*(f"INSERT INTO t VALUES ({n}, 0, 0)" for n in range(20)))
+    pair.drain()
+    assert pair.target.rows(xids) == [(20,)]
+    pair.target.execute("TRUNCATE audit")
+    pair.write(*(f"UPDATE t SET v = {n} WHERE id = {n}" for n in range(20)))
+    pair.drain(settings={'apply.tables."public.t".parallel': "ordered"})
+    ((n_joined,),) = pair.target.rows(xids)
+    assert n_joined < 20
+    assert pair.target.rows("SELECT count(*) FROM audit") == [(20,)]
+
+
+def test_t29_joined_transactions_notice_code_on_another_table(pair: Pair) -> None:
+    """Code that begins to act on a table beside a trusted one is trusted with nothing: one by one again (T-29)."""
+    notes = "".join(_NOTE.format(table) for table in ("t", "other"))
+    pair.create(_TABLES, _TABLES + _AUDIT + notes + _ALWAYS.format("t"), published="TABLE t, other")
+    daemon = pair.start(settings={'apply.tables."public.t".parallel': "ordered", "apply.catalogue_check_s": 3600})
+    pair.write("BEGIN; INSERT INTO t VALUES (1, 0, 0); INSERT INTO other VALUES (1, 0); COMMIT")
+    daemon.wait_caught_up()
+    pair.target.execute(_ALWAYS.format("other"))
+    pair.write(*(f"BEGIN; UPDATE t SET v = {n}; UPDATE other SET v = {n}; COMMIT" for n in range(1, 4)))
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert pair.target.rows("SELECT count(*), count(DISTINCT xmin::text) FROM audit WHERE n > 1") == [(6, 3)]
+    assert daemon.events_of("batch_retried")[0]["reason"] == "code"
+
+
+def test_t29_a_row_trigger_is_looked_at_again_when_its_function_changes(pair: Pair) -> None:
+    """A function replaced under a daemon, which locks no table, sees each change in order from then on (T-29)."""
+    pair.create(_TABLES, _TABLES + _AUDIT + _TOTAL + _TOTAL_ALWAYS, published="TABLE t, other")
+    daemon = pair.start(workers=8)
+    pair.write("INSERT INTO t VALUES (1, 0, 0)", "UPDATE t SET v = 1")
+    daemon.wait_caught_up()
+    lane = "SELECT lane FROM parapply.tables WHERE table_name = 't'"
+    pair.target.wait_until(f"SELECT ({lane}) = 'set-based'")
+    pair.target.execute(
+        "CREATE OR REPLACE FUNCTION total() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " INSERT INTO public.audit (entry) VALUES (concat_ws(' ', TG_OP, NEW.id, NEW.v)); RETURN NEW; END $$"
+    )
+    pair.write("BEGIN; UPDATE t SET v = 2; UPDATE t SET v = 3; COMMIT", "UPDATE t SET v = 4")
+    daemon.wait_caught_up()
+    pair.target.wait_until(f"SELECT ({lane}) = 'serial'")
+    daemon.stop()
+    assert pair.target.rows(_ENTRIES) == [(f"UPDATE 1 {n}",) for n in range(2, 5)]
+    assert {event["reason"] for event in daemon.events_of("batch_retried")} == {"code"}
 
 
 def test_t43_a_missing_row_is_a_conflict_beside_a_trigger(pair: Pair) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fixtures.fan import Fan, Fans, Variant
+from tests.fixtures.rotation import values_of
 from tests.system.column_cases import CASES, PUBLICATION, PUBLISHED_CASES
 
 if TYPE_CHECKING:
@@ -14,13 +15,19 @@ if TYPE_CHECKING:
 
 VARIANTS = (Variant(workers=4, mode="live"), Variant(workers=4, mode="backlog"))
 
+pytestmark = pytest.mark.in_turn("variant")
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 
 
 @pytest.fixture(scope="module")
-def fans(server_pool: ServerPool) -> Fans:
+def fans(server_pool: ServerPool, request: pytest.FixtureRequest) -> Fans:
     """The cases with all tables published, run when first asked for."""
-    return Fans(lambda major: Fan(server_pool.get("source", major), server_pool.get("target", major), CASES, VARIANTS))
+
+    def make(major: int) -> Fan:
+        source, target = server_pool.get("source", major), server_pool.get("target", major)
+        return Fan(source, target, CASES, values_of(request, "variant", major))
+
+    return Fans(make)
 
 
 @pytest.fixture
@@ -30,12 +37,13 @@ def fan(fans: Fans, pg_major: int) -> Fan:
 
 
 @pytest.fixture(scope="module")
-def published_fans(server_pool: ServerPool) -> Fans:
+def published_fans(server_pool: ServerPool, request: pytest.FixtureRequest) -> Fans:
     """The cases of column lists, row filters and publish_via_partition_root."""
 
     def make(major: int) -> Fan:
         source, target = server_pool.get("source", major), server_pool.get("target", major)
-        return Fan(source, target, PUBLISHED_CASES, VARIANTS, publication=PUBLICATION)
+        variants = values_of(request, "variant", major)
+        return Fan(source, target, PUBLISHED_CASES, variants, publication=PUBLICATION)
 
     return Fans(make)
 

@@ -1,4 +1,4 @@
-"""Every policy in both commit orders, in batches of every size: the same rows, and the same history everywhere."""
+"""Every policy in either commit order, in batches of any size: the same rows, and the same history everywhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fixtures.conflict_lab import ConflictCase, ConflictLab, ConflictOutcome, ConflictVariant
+from tests.fixtures.rotation import values_of
 from tests.system.conflict_cases import CASES, LAST_UPDATE_CASES
 
 if TYPE_CHECKING:
@@ -23,18 +24,23 @@ VARIANTS = (
 #: Of the last update, for which nothing is merged.
 _LAST_VARIANTS = VARIANTS[1:]
 
-
-@pytest.fixture(scope="module")
-def lab(server_pool: ServerPool, pg_major: int) -> ConflictLab:
-    """All cases except the ones of the last update."""
-    return ConflictLab(server_pool.get("source", pg_major), server_pool.get("target", pg_major), CASES, VARIANTS)
+pytestmark = pytest.mark.in_turn("variant")
 
 
 @pytest.fixture(scope="module")
-def last_update_lab(server_pool: ServerPool, pg_major: int) -> ConflictLab:
+def lab(server_pool: ServerPool, pg_major: int, request: pytest.FixtureRequest) -> ConflictLab:
+    """All cases except the ones of the last update; the first variant is what the histories are compared with."""
+    source, target = server_pool.get("source", pg_major), server_pool.get("target", pg_major)
+    chosen = values_of(request, "variant", pg_major)
+    return ConflictLab(source, target, CASES, [one for one in VARIANTS if one is VARIANTS[0] or one in chosen])
+
+
+@pytest.fixture(scope="module")
+def last_update_lab(server_pool: ServerPool, pg_major: int, request: pytest.FixtureRequest) -> ConflictLab:
     """The cases of the last update, for which nothing is merged."""
     source, target = server_pool.get("source", pg_major), server_pool.get("target", pg_major)
-    return ConflictLab(source, target, LAST_UPDATE_CASES, _LAST_VARIANTS)
+    chosen = values_of(request, "variant", pg_major)
+    return ConflictLab(source, target, LAST_UPDATE_CASES, [one for one in _LAST_VARIANTS if one in chosen])
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

@@ -33,6 +33,7 @@ def _stream(pair: Pair) -> None:
     pair.target.execute("INSERT INTO t VALUES (3, 'local'), (390, 'local')")
 
 
+@pytest.mark.in_turn("way")
 @pytest.mark.parametrize("way", _WAYS)
 def test_conflicts_of_a_streamed_transaction(pair: Pair, way: str) -> None:
     """Nothing is settled before its commit; then it is settled like any other, with its end LSN."""
@@ -49,6 +50,7 @@ def test_conflicts_of_a_streamed_transaction(pair: Pair, way: str) -> None:
     daemon.stop()
 
 
+@pytest.mark.in_turn("way")
 @pytest.mark.parametrize("way", _WAYS)
 def test_t70_a_streamed_transaction_is_skipped(pair: Pair, run_command: RunCommand, way: str) -> None:
     """It stops with its end LSN, by which it is skipped and kept whole; what was streamed beside it is applied."""
@@ -69,6 +71,7 @@ def _prepare(pair: Pair, *statements: str) -> None:
             connection.execute(text.encode())
 
 
+@pytest.mark.in_turn("outcome")
 @pytest.mark.parametrize("outcome", ["COMMIT", "ROLLBACK"])
 def test_conflicts_of_a_prepared_transaction(pair: Pair, outcome: str) -> None:
     """A conflict settled at PREPARE is in the history once that is committed, and is not if it is rolled back."""

@@ -114,19 +114,6 @@ def _stop_between_neighbours(pair: Pair, schema: str, damage: Damage) -> None:
     pair.target.execute(f"{there}; {damage.repair}")
 
 
-def test_a_conflict_under_load_lets_nothing_later_through(pair: Pair) -> None:
-    """A transaction behind the poison is not applied when the daemon has stopped, even if it is independent of it."""
-    pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    pair.target.execute("INSERT INTO t VALUES (50, 'in the way')")
-    daemon = pair.start(workers=8, settings={"apply.max_batch_transactions": 3})
-    pair.write(*(f"INSERT INTO t VALUES ({number}, 'v')" for number in range(100)))
-    assert daemon.exit_code(30) == 5, daemon.log_tail()
-    assert pair.target.rows("SELECT count(*), max(id) FROM t WHERE v = 'v'") == [(50, 49)]
-    pair.target.execute("DELETE FROM t WHERE id = 50")
-    pair.drain()
-    pair.check_equal()
-
-
 def test_on_error_retry_goes_on_by_itself_once_repaired(pair: Pair) -> None:
     """With on_error = "retry" the daemon keeps trying, says so without values, and needs no restart."""
     pair.create(f"{_TABLE}; {_ROWS}")
@@ -203,21 +190,3 @@ def test_a_cause_is_settled_before_its_consequence(pair: Pair) -> None:
     assert pair.target.rows("SELECT conflict_type, outcome FROM parapply.conflicts") == [
         ("update_missing", "applied_remote")
     ]
-
-
-def test_t35_a_check_at_the_commit_fails_the_transaction(pair: Pair) -> None:
-    """A transaction that a deferred trigger refuses at COMMIT is not recorded, and a restart tries it again (T-35)."""
-    pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    pair.target.execute(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.v = 'bad' THEN RAISE"
-        f" 'no {SECRET}'; END IF; RETURN NULL; END $$;"
-        "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
-        " EXECUTE FUNCTION refuse(); ALTER TABLE t ENABLE ALWAYS TRIGGER late"
-    )
-    pair.write(*(f"INSERT INTO t VALUES ({number}, '{v}')" for number, v in ((1, "good"), (2, "bad"), (3, "good"))))
-    says = r"commit: raise_exception \(P0001\); transaction \d+, end LSN"
-    pair.check_stopped(pair.start(), code=5, says=says)
-    assert pair.target.rows("SELECT id FROM t") == [(1,)]
-    pair.target.execute("DROP TRIGGER late ON t")
-    pair.drain()
-    pair.check_equal()

@@ -44,6 +44,7 @@ _KILLS = [
 ]
 
 
+@pytest.mark.in_turn("kills")
 @pytest.mark.parametrize("kills", _KILLS, ids=lambda kills: kills[0])
 def test_the_hand_over_is_exact(
     bank: Route, run_command: RunCommand, start_daemon: StartDaemon, kills: Sequence[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -38,7 +39,8 @@ def pooler(ends: Ends) -> Iterator[PgBouncer]:
 def _words(*poolers: PgBouncer) -> list[str]:
     """Return the options that name poolers and their files."""
     named = [word for one in poolers for word in ("--pooler", one.console, "--pooler-config", str(one.ini))]
-    return ["--pooler-database", APP, *named]
+    # Far longer than the transactions of the tests, whose only end in time is `--pause-timeout 1`.
+    return ["--pooler-database", APP, "--pause-timeout", "60", *named]
 
 
 def test_there_and_back_without_an_error(ends: Ends, pooler: PgBouncer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,16 +56,18 @@ def test_there_and_back_without_an_error(ends: Ends, pooler: PgBouncer, capsys: 
         assert f"2/9 fencing: PAUSE '{APP}' of the pooler at " in looked.stdout
         assert pooler.ini.read_bytes() == before
 
-        there = ends.run(*words)
-        assert there.returncode == 0, there
+        with ends.held("cutover_led_on", *words) as there:
+            clients.wait_held()
+        assert there[0].returncode == 0, there
         assert daemon.exit_code() == 4
         clients.wait_for(60)
         assert {one.entry()["database"] for one in (pooler, other)} == {ends.target.dbname}
         follower = ends.start(ends.back)
         there_s = clients.longest_s
 
-        back = ends.run(*words, "--back")
-        assert back.returncode == 0, back
+        with ends.held("cutover_led_on", *words, "--back") as back:
+            clients.wait_held()
+        assert back[0].returncode == 0, back
         assert follower.exit_code() == 4
         clients.wait_for(60)
         daemon = ends.start(ends.ahead)
@@ -91,8 +95,9 @@ def test_killed_at_each_point_clients_wait_and_see_no_error(ends: Ends, pooler: 
         for point in ("cutover_preparing", *_HELD, "cutover_ending", "cutover_done"):
             killed = ends.run(*options, *way, killed_at=point)
             assert killed.returncode == -9, (point, killed)
+            if pooler.is_paused():
+                clients.wait_held()
             if point == "cutover_draining":
-                assert pooler.is_paused()
                 # The other direction names the command that goes on, and does not resume anything.
                 assert ends.run(*options, *(() if way else ("--back",))).returncode == REFUSED["target"]
                 assert pooler.is_paused()
@@ -122,6 +127,8 @@ def test_undone_at_each_point_the_pooler_leads_to_the_source_again(ends: Ends, p
         killed = ends.run(*options, killed_at=point)
         assert killed.returncode == -9, (point, killed)
         assert pooler.is_paused() == (point != "cutover_pausing")
+        if pooler.is_paused():
+            clients.wait_held()
         assert ends.cutover()["paused"] == [f"{APP} at {pooler.console}"]
         unnamed = ends.run("--undo")
         assert (unnamed.returncode, "--leave-poolers goes on without it" in unnamed.stderr) == (2, True), unnamed
@@ -139,12 +146,34 @@ def test_undone_at_each_point_the_pooler_leads_to_the_source_again(ends: Ends, p
     left = ends.run("--undo", "--leave-poolers")
     assert (left.returncode, "is left as it is, perhaps paused" in left.stdout) == (0, True), left
     assert pooler.is_paused()
+    clients.wait_held()
     pooler.ask(f'RESUME "{APP}"')
     clients.wait_for(10)
     clients.end()
     assert clients.errors == []
     daemon.wait_caught_up()
     ends.check_equal(clients.acknowledged)
+
+
+@pytest.mark.pg_majors(18)
+def test_a_client_that_connects_while_it_is_paused_is_served_at_once(ends: Ends) -> None:
+    """PgBouncer breaks off its login at the target and counts that as failed; none waits for server_login_retry."""
+    ends.start(ends.ahead)
+    with pgbouncer(ends.source, "server_login_retry = 3600\n") as pooler:
+        with ends.held("cutover_led_on", *_words(pooler), "--verify", "none") as done:
+            comes = threading.Thread(target=_insert, args=(pooler,))
+            comes.start()
+            pooler.wait_for_waiting(1)
+        assert done[0].returncode == 0, done
+        comes.join(60)
+        assert ends.target.rows("SELECT n FROM evt") == [(1,)]
+        (retry,) = [row["value"] for row in pooler.ask("SHOW CONFIG") if row["key"] == "server_login_retry"]
+        assert float(retry) == 3600
+
+
+def _insert(pooler: PgBouncer) -> None:
+    with pooler.connect() as client:
+        client.execute("INSERT INTO evt VALUES (1)")
 
 
 @pytest.mark.pg_majors(18)
@@ -175,6 +204,7 @@ def test_a_failure_after_the_stop_is_taken_back_because_clients_wait(ends: Ends,
     clients.wait_for(10)
     options = [*_words(pooler), "--verify", "none"]
     assert ends.run(*options, killed_at="cutover_stopping").returncode == -9
+    clients.wait_held()
     # It stops to read at its first line.
     pooler.ini.write_text("wrong\n" + pooler.ini.read_text())
     failed = ends.run(*options)
@@ -330,6 +360,7 @@ def test_a_killed_cut_over_runs_each_command_at_least_once(ends: Ends, pooler: P
     again = ends.run(*options, killed_at="cutover_opening")
     assert "command before_fencing was begun before, and its end is not known: it runs again" in again.stdout
     assert commands.taken() == ["0 before fencing there", "0 before turning there"]
+    clients.wait_held()
     assert ends.run(*options, killed_at="cutover_ending").returncode == -9
     done = ends.run(*options)
     assert done.returncode == 0, done

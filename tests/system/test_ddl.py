@@ -99,6 +99,7 @@ def test_rows_command_rows_in_one_transaction(pair: Pair, run_command: RunComman
     assert "commands of the publisher" in run_command(pair.route, "status").stdout
 
 
+@pytest.mark.in_turn("way")
 @pytest.mark.parametrize("way", ["large", "streamed", "followed"])
 def test_a_command_in_a_transaction_in_pieces(pair: Pair, way: str) -> None:
     """A command amid rows that come in pieces, or while their transaction is in progress, has its place among them."""
@@ -241,6 +242,7 @@ def test_what_may_run_is_said_on_the_target(pair: Pair) -> None:
     assert pair.target.rows("SELECT f(), (SELECT max(id) FROM t)") == [(1, 2)]
 
 
+@pytest.mark.in_turn("point")
 @pytest.mark.crash
 @pytest.mark.parametrize("point", ["before_state", "commit_sent"])
 def test_killed_at_a_command(pair: Pair, point: str) -> None:
@@ -480,6 +482,7 @@ def test_schemas_change_names_in_the_middle_of_a_stream(
     daemon.stop()
 
 
+@pytest.mark.in_turn("order")
 @pytest.mark.parametrize("order", ["preserve", "relaxed"])
 def test_commands_amid_the_load_of_others(pair: Pair, order: str) -> None:
     """Columns come and go, tables are made and renamed while others write: nothing waits for ever, nothing is lost."""

@@ -93,18 +93,7 @@ def left_behind(scratch: Path) -> list[str]:
     return found
 
 
-def test_the_demonstration_proves_equality_and_leaves_nothing(scratch: Path) -> None:
-    """It ends with 0, says of every table that it is equal, races, and leaves neither process nor directory."""
-    demo, output = run(scratch, ("-c", SLOW + MAIN))
-    assert demo.returncode == 0, output
-    assert "Every comparison was equal." in output
-    assert re.search(r"public\.pgbench_history +[1-9].* equal", output), output
-    assert re.search(r"built-in subscription .* s .* equal", output), output
-    assert re.search(r"parapply, 4 workers .* s .* equal", output), output
-    assert "DIFFERS" not in output
-    assert left_behind(scratch) == []
-
-
+@pytest.mark.in_turn("number", "code", "moment")
 @pytest.mark.parametrize(
     ("number", "code", "moment"), [(signal.SIGINT, 130, LOAD_LINE), (signal.SIGTERM, 143, SERVER_LINE)]
 )
@@ -152,15 +141,27 @@ View.follow = follow_and_change
 {MAIN}"""
 
 
-def test_the_demonstration_sees_a_row_that_differs(scratch: Path) -> None:
-    """A row that only the subscriber has ends it with 1: named in the proof, and for both runners of the race."""
-    demo, output = run(scratch, ("-c", CHANGED))
-    assert demo.returncode == 1, output
-    assert "NOT EQUAL: see the tables above." in output
-    assert re.search(r"public\.pgbench_accounts +100,000 +100,001 +DIFFERS", output), output
-    assert re.search(r"public\.pgbench_history .* equal", output), output
-    assert re.search(r"built-in subscription .* s .* DIFFERS", output), output
-    assert re.search(r"parapply, 4 workers .* s .* DIFFERS", output), output
+@pytest.mark.in_turn("program", "code", "rows", "verdict")
+@pytest.mark.parametrize(
+    ("program", "code", "rows", "verdict"),
+    [(SLOW + MAIN, 0, "100,000 +100,000 +", "equal"), (CHANGED, 1, "100,000 +100,001 +", "DIFFERS")],
+    ids=["equal", "differs"],
+)
+def test_the_demonstration_says_what_is_so_and_leaves_nothing(
+    scratch: Path, program: str, code: int, rows: str, verdict: str
+) -> None:
+    """It ends with 0, says of every table that it is equal, races, and leaves neither process nor directory.
+
+    A row that only the subscriber has ends it with 1: named in the proof, and for both runners of the race.
+    """
+    demo, output = run(scratch, ("-c", program))
+    assert demo.returncode == code, output
+    assert ("Every comparison was equal." if code == 0 else "NOT EQUAL: see the tables above.") in output
+    assert re.search(rf"public\.pgbench_accounts +{rows}.*{verdict}", output), output
+    assert re.search(r"public\.pgbench_history +[1-9].* equal", output), output
+    assert re.search(rf"built-in subscription .* s .* {verdict}", output), output
+    assert re.search(rf"parapply, 4 workers .* s .* {verdict}", output), output
+    assert ("DIFFERS" in output) == (code == 1)
     assert left_behind(scratch) == []
 
 

@@ -1,6 +1,6 @@
 """Traps T-18 to T-28 and T-33: the dependency that each is about, with every chance to be missed (`gate.py`).
 
-While a foreign lock holds the first transaction on the target, the later ones could come first. In every mode they must
+While a foreign lock holds the first transaction on the target, the later ones could come first. In any mode they must
 not be seen before it, and the target must end as the source, without an error. Where the dependency is on the wire,
 nothing may have to be repeated. `test_column_errors.py` has what is refused of T-23, T-24 and T-26.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fixtures.gate import Gate, Gates, for_each, gate, in_every_mode, schemas_of
-from tests.fixtures.gated_case import GatedCase, Mode, modes_on
+from tests.fixtures.rotation import values_of
 from tests.system import dependency_cases as rows
 from tests.system import table_dependency_cases as tables
 from tests.system import unique_dependency_cases as unique
@@ -23,12 +23,13 @@ from tests.system.key_cases import SETUP
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.fixtures.gated_case import GatedCase, Mode
     from tests.fixtures.servers import ServerPool
 
 __all__ = ["gate"]
 
-# The first test starts two daemons and waits for what the whole case takes.
-pytestmark = pytest.mark.timeout(300)
+# The first test starts the daemon and waits for what the whole case takes.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.in_turn("mode", "pg_major")]
 
 #: Of another version the catalogue is another one: of indexes, foreign keys and partitions. Rows come as ever.
 of_both_versions = pytest.mark.pg_majors(15, 18)
@@ -48,7 +49,7 @@ def gates(server_pool: ServerPool, request: pytest.FixtureRequest) -> Iterator[G
         # The embedded servers have neither ICU nor citext.
         setup = SETUP + (_ICU if major == 15 else "")
         source, target = server_pool.get("source", major), server_pool.get("target", major)
-        return Gate(source, target, modes_on(major), setup=setup, schemas=names)
+        return Gate(source, target, values_of(request, "mode", major), setup=setup, schemas=names)
 
     with ExitStack() as stack:
         yield Gates(stack, make)

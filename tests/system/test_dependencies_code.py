@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fixtures.gate import Gate, Gates, for_each, gate, in_every_mode, schemas_of
-from tests.fixtures.gated_case import GatedCase, Mode, modes_on
+from tests.fixtures.rotation import values_of
 from tests.system import code_dependency_cases as cases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.fixtures.gated_case import GatedCase, Mode
     from tests.fixtures.servers import ServerPool
 
 __all__ = ["gate"]
 
-# The first test starts two daemons and waits for what the whole case takes.
-pytestmark = [pytest.mark.timeout(300), pytest.mark.pg_majors(15, 18)]
+# The first test starts the daemon and waits for what the whole case takes.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.pg_majors(15, 18), pytest.mark.in_turn("mode")]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,8 @@ def gates(server_pool: ServerPool, request: pytest.FixtureRequest) -> Iterator[G
 
     def make(major: int) -> Gate:
         source, target = server_pool.get("source", major), server_pool.get("target", major)
-        return Gate(source, target, modes_on(major), settings=cases.TRUSTED, schemas=names)
+        modes = values_of(request, "mode", major)
+        return Gate(source, target, modes, settings=cases.TRUSTED, schemas=names)
 
     with ExitStack() as stack:
         yield Gates(stack, make)

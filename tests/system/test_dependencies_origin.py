@@ -12,6 +12,7 @@ import pytest
 
 from tests.fixtures.gate import Gate, Gates, schemas_of
 from tests.fixtures.gated_case import GatedCase, Mode
+from tests.fixtures.rotation import values_of
 from tests.system.family_cases import FAMILIES
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from tests.fixtures.servers import ServerPool
 
-# The first test starts two daemons and waits for what the whole case takes.
-pytestmark = pytest.mark.timeout(300)
+# The first test starts the daemon and waits for what the whole case takes.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.in_turn("mode")]
 
 MODES = (
     Mode(order="preserve", workers=8, role="origin"),
@@ -35,7 +36,7 @@ def gates(server_pool: ServerPool, request: pytest.FixtureRequest) -> Iterator[G
 
     def make(major: int) -> Gate:
         source, target = server_pool.get("source", major), server_pool.get("target", major)
-        return Gate(source, target, MODES, schemas=names)
+        return Gate(source, target, values_of(request, "mode", major), schemas=names)
 
     with ExitStack() as stack:
         yield Gates(stack, make)

@@ -167,6 +167,7 @@ def test_a_stream_that_is_cut_comes_again(site: _Site, start_daemon: StartDaemon
     check_equal(site.route, "item", "evt")
 
 
+@pytest.mark.in_turn("end")
 @pytest.mark.parametrize(
     ("more", "says"),
     [

@@ -145,6 +145,7 @@ def test_t3_a_restart_applies_nothing(route: Route, start_daemon: StartDaemon, t
     check_equal(route)
 
 
+@pytest.mark.in_turn("pad", "mode")
 @pytest.mark.parametrize(("pad", "mode"), [("", "set"), ("x" * 9000, "large")])
 def test_t5_a_copy_killed_in_the_middle(
     *,
@@ -221,8 +222,8 @@ def test_t7_the_same_xid_twice_is_two_transactions() -> None:
     first, second = Assembler(1 << 20).push(frames)
     assert first.xid == second.xid == xid
     state = SlotState(
-        slot_id=1, slot_name="s", system_identifier="1", timeline=1, low_lsn=first.end_lsn, ranges=(),
-        members=frozenset(),
+        slot_id=1, slot_name="s", system_identifier="1", timeline=1, begin_lsn=0, low_lsn=first.end_lsn,
+        ranges=(), members=frozenset(),
     )  # fmt: skip
     assert state.is_applied(first.end_lsn)
     assert not state.is_applied(second.end_lsn)

@@ -83,6 +83,7 @@ def test_t15_f18_a_second_daemon_waits_or_takes_over(route: Route, start_daemon:
         _finish(route, fourth, load, reader)
 
 
+@pytest.mark.in_turn("way")
 @pytest.mark.parametrize("way", ["takeover", "sessions ended"])
 def test_f20_a_paused_daemon_commits_nothing_later(route: Route, start_daemon: StartDaemon, way: str) -> None:
     """F20, T-15: the first daemon stands still with work in hand, a second one takes over, the first wakes up.

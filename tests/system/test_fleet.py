@@ -14,6 +14,7 @@ from parapply.printable import printable
 from tests.fixtures.endpoint import LISTEN, Endpoint, NotifySocket
 from tests.fixtures.fleet import Databases, of_slot, wait_for
 from tests.fixtures.plain import check_equal, closed, commit_each, end_sessions, wait_until_unread
+from tests.fixtures.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -294,5 +295,31 @@ def test_commands_about_several_databases(
     checked = shown("check", "--exclude-databases", _HOSTILE, code=1)
     assert [one["report"]["slot_name"] for one in checked["databases"]] == [a.slot]
     assert "no database 'fleet_b'; did you mean fleet_a?" in run("check", "--exclude-databases", "fleet_b", code=2)
+    none = [word for name in names for word in ("--exclude-databases", name)]
+    assert "no database is left" in run("check", *none, code=2)
     assert "give --database NAME" in run("refresh", code=2)
     daemon.stop()
+
+
+def test_top_of_several(databases: Databases, start_daemon: StartDaemon, run_command: RunCommand) -> None:
+    """A line for each database; a key opens the one that is chosen, and another goes back to all."""
+    databases.add("fleet_a", _HOSTILE)
+    databases.write(["fleet_a", _HOSTILE])
+    daemon = databases.start(start_daemon)
+    for route in databases.routes.values():
+        wait_for(daemon, "source_connected", route)
+    once = run_command(databases.file_route(), "top", "--config", str(databases.path), "--once")
+    assert (once.returncode, len(once.stdout.splitlines())) == (0, 3), once
+    shown = Terminal(["top", "--config", str(databases.path), "--interval", "0.2"])
+    try:
+        shown.wait_for("behind")
+        shown.press("s")
+        shown.press("j")
+        shown.press("\r")
+        shown.wait_for("complete up to")
+        shown.press("\x1b")
+        shown.wait_for("behind")
+        shown.press("q")
+        assert shown.exit_code() == 0
+    finally:
+        shown.close()

@@ -217,6 +217,7 @@ def _fill(source: Database, roles: _Roles, version: int) -> None:
         session.commit()
 
 
+@pytest.mark.in_turn("versions")
 @pytest.mark.parametrize(
     "versions",
     [

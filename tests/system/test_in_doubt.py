@@ -112,6 +112,7 @@ def test_f16_an_unseen_commit_is_progress(
     check_equal(behind)
 
 
+@pytest.mark.in_turn("holder")
 @pytest.mark.parametrize("holder", ["leader", "worker"])
 def test_t14_the_next_daemon_waits_for_a_commit_on_its_way(
     bank: Route, proxy: CutProxy, start_daemon: StartDaemon, holder: str

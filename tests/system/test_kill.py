@@ -1,8 +1,10 @@
-"""SIGKILL at every named point and at random: nothing is lost, nothing is applied twice, no reader sees a torn one."""
+"""SIGKILL at every named point: nothing is lost, nothing is applied twice, no reader sees a torn one.
+
+At random moments: `test_faults.py`, and `tests/simulate` in thousands of schedules.
+"""
 
 from __future__ import annotations
 
-import random
 import signal
 from typing import TYPE_CHECKING
 
@@ -20,12 +22,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.crash
 
-_KILLS = 6
-# The longest life of a daemon that is killed at random: several advances of the watermark (0.2 s each) fit in.
-_LIFE_LIMIT_S = 0.8
-# One life in this number is counted from the start of the process, not from the first row: they end in the recovery.
-_EARLY_KILL_EVERY = 3
-_EARLY_LIFE_LIMIT_S = 1.5
 # Passages of points that come with every batch before the kill: other batches are at work beside it then.
 _PASSAGES = {
     failpoints.BATCH_READY: 5, failpoints.BEFORE_STATE: 5, failpoints.DML_SENT: 5, failpoints.BEFORE_COMMIT: 5,
@@ -83,6 +79,7 @@ _POINTS = sorted(failpoints.NAMES - _OTHER_LOADS)
 _CHAINS = [_POINTS[first::3] for first in range(3)]
 
 
+@pytest.mark.in_turn("points")
 @pytest.mark.parametrize("points", _CHAINS, ids="-".join)
 def test_kill_at_a_named_point(route: Route, start_daemon: StartDaemon, points: Sequence[str]) -> None:
     """Killed under load at any point from the first connection to the drain, the next one goes on exactly (F1, T-14).
@@ -119,31 +116,3 @@ def _check(reader: BankReader, when: str) -> None:
     except AssertionError as error:
         error.add_note(when)
         raise
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_random_kills_under_load(route: Route, start_daemon: StartDaemon) -> None:
-    """Killed at random moments and restarted at once each time: O1, O2 and O3 hold, during and afterwards."""
-    chooser = random.Random(2)
-    progress = set()
-    with BankReader(route.target) as reader, BankLoad(route.source, seed=2) as load:
-        reader.wait_for_snapshot()
-        for number in range(_KILLS):
-            daemon = start_daemon(route)
-            if number % _EARLY_KILL_EVERY:
-                daemon.wait_for_event("source_connected")
-                lives = daemon.runs_for(chooser.uniform(0, _LIFE_LIMIT_S))
-            else:
-                lives = daemon.runs_for(chooser.uniform(0, _EARLY_LIFE_LIMIT_S))
-            assert lives, f"kill {number}: the daemon ended by itself\n{daemon.log_tail()}"
-            daemon.kill()
-            progress.update(route.target.rows("SELECT lowest_remote_lsn FROM parapply.progress"))
-            reader.check()
-        load.stop()
-        daemon = start_daemon(route)
-        daemon.wait_caught_up()
-        reader.wait_for_snapshot()
-        _finish(daemon, route, load)
-    # Otherwise the daemons were killed before they did anything.
-    assert len(progress) > _KILLS // 3, f"only {len(progress)} different positions"

@@ -76,6 +76,7 @@ def _records(directory: Path) -> list[BatchRecord]:
     return sorted([record for record in records if isinstance(record, BatchRecord)], key=lambda record: record.seq)
 
 
+@pytest.mark.in_turn("workers", "size")
 @pytest.mark.parametrize(("workers", "size"), [(1, 1), (8, 1), (8, 7)])
 def test_hot_rows_neither_serialise_nor_repeat(pair: Pair, tmp_path: Path, workers: int, size: int) -> None:
     """All rows arrive, each state seen is one of the source's, and no batch is repeated, whatever the workers do."""
@@ -162,6 +163,7 @@ _DAMAGES = (
 )
 
 
+@pytest.mark.in_turn("damage")
 @pytest.mark.parametrize("damage", _DAMAGES, ids=lambda damage: damage.kind)
 def test_t46_a_late_part_that_fails_stops_with_its_conflict(pair: Pair, damage: Damage) -> None:
     """The batch is rolled back and repeated in order, and what fails there is named as ever (T-46, T-69).
@@ -187,6 +189,7 @@ def test_t46_a_late_part_that_fails_stops_with_its_conflict(pair: Pair, damage: 
     pair.check_equal()
 
 
+@pytest.mark.in_turn("end")
 @pytest.mark.parametrize("end", ["released", "killed"])
 def test_f23_a_foreign_lock_on_a_hot_row_is_waited_for(pair: Pair, end: str, tmp_path: Path) -> None:
     """The head waits with its late part, replies go on, nothing later commits; released, all of it goes on (F23).

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
 
-_FEW_LOCKS = {"max_locks_per_transaction": 10, "max_connections": 30, "max_prepared_transactions": 0}
+#: Without autovacuum, which locks all indexes of a table that it looks at.
+_FEW_LOCKS = {
+    "max_locks_per_transaction": 10,
+    "max_connections": 30,
+    "max_prepared_transactions": 0,
+    "autovacuum": False,
+}
 _MAKE = """
 DO $$ BEGIN FOR i IN 1..{tables} LOOP
   EXECUTE format('CREATE TABLE t%s (i int PRIMARY KEY, n int)', i);

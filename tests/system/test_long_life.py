@@ -273,6 +273,7 @@ def test_f38_an_idle_session_that_ends_during_the_drain_costs_no_last_word(
     check_equal(route)
 
 
+@pytest.mark.in_turn("end")
 @pytest.mark.parametrize("end", ["source", "target"])
 def test_f38_a_signal_while_connecting(
     source_db: Database, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon, end: str
@@ -292,6 +293,7 @@ def test_f38_a_signal_while_connecting(
         assert daemon.exit_code(_AT_ONCE_S) == 0, daemon.log_tail()
 
 
+@pytest.mark.in_turn("end")
 @pytest.mark.parametrize("end", ["source", "target"])
 def test_f38_a_signal_while_backing_off(
     *,

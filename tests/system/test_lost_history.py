@@ -107,6 +107,27 @@ def test_f14_relaxed_a_standby_that_lacks_what_passed_the_watermark_is_refused(
     assert (_count(target_db), target_db.rows("SELECT v FROM item WHERE id = 1")) == (20, [(1,)])
 
 
+def test_f14_a_publisher_put_back_is_refused_where_keep_alives_alone_have_moved_the_watermark(
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """Nothing was applied, so no record says what the publisher had; what it writes after the copy is not left out."""
+    server = own_servers("publisher")
+    route = plain_route(create_database(server, "source"), target_db, new_slot)
+    older = server.directory / "older"
+    server.stop()
+    _put(server.data_dir, older)
+    server.start()
+    route.source.execute("CREATE TABLE apart (v int); INSERT INTO apart SELECT generate_series(1, 1000)")
+    end_lsn = route.source.rows("SELECT pg_current_wal_lsn()")[0][0]
+    assert start_daemon(route, "--until", end_lsn).exit_code(60) == 0
+    server.kill()
+    _put(older, server.data_dir)
+    server.start()
+    commit_each(route.source, 1, 2000)
+    assert route.source.rows(f"SELECT pg_current_wal_lsn() > '{end_lsn}'") == [(True,)]
+    _check_refused(start_daemon(route), "sends another transaction that ends at", "put back to an older state")
+
+
 def test_f14_a_publisher_put_back_to_an_older_copy_is_refused(
     own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:

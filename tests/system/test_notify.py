@@ -26,6 +26,7 @@ _SILENCE_S = 1.5
 _BEYOND_PATIENCE = 24
 
 
+@pytest.mark.in_turn("is_abstract")
 @pytest.mark.parametrize("is_abstract", [False, True], ids=["path", "abstract"])
 def test_ready_and_stopping(pair: Pair, tmp_path: Path, is_abstract: bool) -> None:  # noqa: FBT001
     """READY=1 comes once, when the publisher was told where the target is; SIGTERM says STOPPING=1."""

@@ -89,6 +89,7 @@ def test_what_a_late_key_frees_is_taken_whole_at_the_head(pair: Pair) -> None:
     assert not daemon.events_of("batch_split")
 
 
+@pytest.mark.in_turn("order")
 @pytest.mark.parametrize("order", ["preserve", "relaxed"])
 def test_one_conflict_costs_its_batch_a_few_parts(pair: Pair, order: str) -> None:
     """Of 600 transactions with one conflict at most 64 are applied row by row, and one conflict is recorded (T-69)."""

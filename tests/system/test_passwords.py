@@ -184,6 +184,7 @@ def test_commands_ask_for_their_passwords(site: _Site, route: Route, run_command
     assert set(given) <= set(site.issued("source").read_text(encoding="utf-8").splitlines())
 
 
+@pytest.mark.in_turn("end")
 @pytest.mark.parametrize("end", ["source", "target"])
 def test_a_command_that_fails_is_tried_again(
     site: _Site, made: Route, run_command: RunCommand, start_daemon: StartDaemon, end: str
@@ -213,6 +214,7 @@ def test_a_command_that_fails_is_tried_again(
     assert not [line for line in [refused.stderr, refused.stdout, *daemon.lines] if "geheim" in line]
 
 
+@pytest.mark.in_turn("end")
 @pytest.mark.parametrize("end", ["source", "target"])
 def test_a_wrong_password_is_asked_for_twice(site: _Site, made: Route, run_command: RunCommand, end: str) -> None:
     """It may have ended just now, so the command is run once more; then it is an error like every wrong password."""

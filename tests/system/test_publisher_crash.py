@@ -65,6 +65,7 @@ def test_a_forgetful_slot_sends_nothing_twice(
     assert forgotten, "the slot forgot nothing: this proves nothing"
 
 
+@pytest.mark.in_turn("is_two_phase")
 @pytest.mark.parametrize("is_two_phase", [False, True], ids=["plain", "two_phase"])
 def test_a_publisher_put_back_that_has_written_past_the_watermark(
     own_servers: OwnServers, target_db: Database, start_daemon: StartDaemon, *, is_two_phase: bool

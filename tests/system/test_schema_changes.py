@@ -104,6 +104,7 @@ def test_t27_a_column_dropped_under_the_daemon(pair: Pair) -> None:
     pair.check_equal()
 
 
+@pytest.mark.in_turn("is_live")
 @pytest.mark.parametrize("is_live", [True, False], ids=["live", "backlog"])
 def test_t71_names_that_change_hands(pair: Pair, *, is_live: bool) -> None:
     """A renamed table, a new one under its old name and a renamed schema keep their rows apart (T-71, 100_bugs 6)."""

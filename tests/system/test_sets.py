@@ -1,4 +1,4 @@
-"""Net changes as sets: while the source writes, and from a backlog with one and eight workers, against one oracle.
+"""Net changes as sets: while the source writes, or from a backlog with one or eight workers, against one oracle.
 
 All cases go through the same streams once, with the built-in subscription beside them (`tests/fixtures/fan.py`); each
 test then looks at its own tables.
@@ -12,6 +12,7 @@ import pytest
 
 from tests.fixtures.fan import Fan, Fans, Variant
 from tests.fixtures.pair import Pair, pair
+from tests.fixtures.rotation import values_of
 from tests.system.key_cases import EQUAL_TEXTS, EQUAL_TEXTS_ICU, SETUP, equal_texts_case
 from tests.system.set_cases import CASES
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["pair"]
 
-# Three daemons run before the first test looks; on a busy machine that takes its time.
-pytestmark = pytest.mark.timeout(300)
+# The daemon has run before the first test looks; on a busy machine that takes its time.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.in_turn("variant")]
 
 # While the source writes, with one worker nothing is merged and nothing is at once: the others have all of it.
 LIVE = (Variant(workers=8, mode="live"),)
@@ -31,12 +32,13 @@ every_variant = pytest.mark.parametrize("variant", [*LIVE, *BACKLOG], ids=str)
 
 
 @pytest.fixture(scope="module")
-def fans(server_pool: ServerPool) -> Fans:
+def fans(server_pool: ServerPool, request: pytest.FixtureRequest) -> Fans:
     """The cases, run when first asked for."""
 
     def make(major: int) -> Fan:
         source, target = server_pool.get("source", major), server_pool.get("target", major)
-        return Fan(source, target, [*CASES, equal_texts_case(EQUAL_TEXTS)], [*LIVE, *BACKLOG], setup=SETUP)
+        cases = [*CASES, equal_texts_case(EQUAL_TEXTS)]
+        return Fan(source, target, cases, values_of(request, "variant", major), setup=SETUP)
 
     return Fans(make)
 
@@ -167,9 +169,6 @@ def test_t21_nondeterministic_collations_and_citext(server_pool: ServerPool, pg_
     """Texts that the target's collation or type holds for equal are one key (T-21)."""
     caseless = "CREATE EXTENSION citext; CREATE COLLATION public.caseless"
     setup = f"{caseless} (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
-    variants = [LIVE[-1], BACKLOG[-1]]
     source, target = server_pool.get("source", pg_major), server_pool.get("target", pg_major)
-    fan = Fan(source, target, [equal_texts_case(EQUAL_TEXTS_ICU)], variants, setup=setup)
-    for variant in variants:
-        found = fan.check(variant, "t21")
-        assert all(len(rows) == 1 for rows in found.values())
+    fan = Fan(source, target, [equal_texts_case(EQUAL_TEXTS_ICU)], BACKLOG[-1:], setup=setup)
+    assert all(len(rows) == 1 for rows in fan.check(BACKLOG[-1], "t21").values())

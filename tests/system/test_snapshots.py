@@ -71,6 +71,7 @@ class _Moment:
         return lsn
 
 
+@pytest.mark.in_turn("order")
 @pytest.mark.parametrize("order", ["preserve", "relaxed"])
 async def test_a_snapshot_equals_the_source_at_its_lsn(
     source_db: Database, target_db: Database, start_daemon: StartDaemon, order: str

@@ -109,6 +109,7 @@ def test_t70_a_blocked_transaction_is_skipped(route: Route, start_daemon: StartD
     daemon.stop()
 
 
+@pytest.mark.in_turn("way")
 @pytest.mark.parametrize("way", ["large", "kept", "followed"])
 def test_t70_a_blocked_large_transaction_is_skipped(
     route: Route, start_daemon: StartDaemon, run_command: RunCommand, way: str

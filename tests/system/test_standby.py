@@ -99,6 +99,7 @@ def _commit(database: Database, level: str, statement: str) -> None:
 
 
 # The commits that are reported and the means that make them durable do not depend on each other.
+@pytest.mark.in_turn("commit_order", "synchronous_commit")
 @pytest.mark.parametrize(("commit_order", "synchronous_commit"), [("preserve", "off"), ("relaxed", "on")])
 def test_what_a_commit_waits_for_is_there(standby: _Standby, commit_order: str, synchronous_commit: str) -> None:
     """With remote_apply a row is visible when COMMIT returns; no level waits for a timer, nor for what is not its own.

@@ -75,6 +75,7 @@ def test_the_publishers_progress_is_left_out(route: Route, run_command: RunComma
     assert (sequences.returncode, "parapply" in sequences.stdout) == (0, False), sequences.stdout
 
 
+@pytest.mark.in_turn("copy")
 @pytest.mark.parametrize("copy", [[], ["--copy", "--truncate"]], ids=["init", "copy"])
 def test_what_comes_later_is_left_out(
     route: Route, run_command: RunCommand, start_daemon: StartDaemon, copy: list[str]

@@ -73,6 +73,7 @@ def _modes(directory: Path) -> list[str]:
     return [str(record["mode"]) for record in map(json.loads, lines) if "mode" in record]
 
 
+@pytest.mark.in_turn("point", "settings")
 @pytest.mark.parametrize(
     ("point", "settings"),
     [(f"{failpoints.SPOOLED}:kill:9", FOLLOW), (f"{failpoints.STREAM_ENDED}:kill", _KEEP)],

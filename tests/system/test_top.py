@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import json
-import os
-import pty
-import select
 import signal
-import struct
-import subprocess
-import sys
-import termios
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -23,6 +15,7 @@ from parapply.cli import main as cli
 from parapply.extras import install_hint
 from tests.fixtures.pair import Pair, pair
 from tests.fixtures.plain import closed, foreign_transaction
+from tests.fixtures.terminal import TIMEOUT_S, Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,87 +27,9 @@ __all__ = ["pair"]
 _TABLES = (
     "CREATE TABLE item (id int PRIMARY KEY, v int); CREATE TABLE evt (n int); ALTER TABLE evt REPLICA IDENTITY FULL;"
 )
-#: A program of a busy machine takes long to start; a test waits for what it shows.
-_TIMEOUT_S = 100.0
 pytestmark = pytest.mark.timeout(300)
-#: Tests that run in the background of a shell ignore SIGINT, and so would a program that they start.
-_IN_FRONT = (
-    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    " runpy.run_module('parapply', run_name='__main__')"
-)
 _TARGET_REFUSED = 4
 _USAGE = 2
-
-
-class Terminal:
-    """A program in a terminal of 80 columns and 24 lines; what it wrote is kept as text."""
-
-    def __init__(self, arguments: list[str]) -> None:
-        """Start it."""
-        self._fd, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        environ = {**os.environ, "TERM": "xterm-256color"}
-        environ.pop("COLUMNS", None)
-        environ.pop("LINES", None)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _IN_FRONT, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environ
-        )
-        os.close(theirs)
-        self._text = b""
-
-    def wait_for(self, text: str) -> None:
-        """Return once it has written a text, after what the call before has waited for.
-
-        Raises:
-            AssertionError: it did not, or it ended.
-        """
-        deadline_s = time.monotonic() + _TIMEOUT_S
-        while text.encode() not in self._text:
-            left_s = deadline_s - time.monotonic()
-            assert left_s > 0, f"no {text!r}: {self._text[-3000:]!r}"
-            if select.select([self._fd], [], [], left_s)[0]:
-                try:
-                    self._text += os.read(self._fd, 65536)
-                except OSError as error:  # Linux's way of saying that no process has the other end open
-                    raise AssertionError(f"ended without {text!r}: {self._text[-3000:]!r}") from error
-        self._text = self._text.partition(text.encode())[2]
-
-    def press(self, keys: str) -> None:
-        """Type."""
-        os.write(self._fd, keys.encode())
-
-    def interrupt(self) -> None:
-        """Send what a terminal sends at Ctrl-C to the program that it belongs to."""
-        self._process.send_signal(signal.SIGINT)
-
-    def exit_code(self) -> int:
-        """Wait for its end, reading what it still says."""
-        deadline_s = time.monotonic() + _TIMEOUT_S
-        while self._process.poll() is None:
-            assert time.monotonic() < deadline_s, f"it does not end: {self._text[-3000:]!r}"
-            if select.select([self._fd], [], [], 0.05)[0]:
-                try:
-                    self._text += os.read(self._fd, 65536)
-                except OSError:
-                    break
-        return self._process.wait(_TIMEOUT_S)
-
-    def hang_up(self) -> int:
-        """Close the terminal without a signal to the program; return its exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: it goes on.
-        """
-        os.close(self._fd)
-        self._fd = -1
-        return self._process.wait(_TIMEOUT_S)
-
-    def close(self) -> None:
-        """End it, if it has not ended."""
-        self._process.kill()
-        self._process.wait()
-        if self._fd >= 0:
-            os.close(self._fd)
 
 
 @contextmanager
@@ -175,7 +90,7 @@ def test_what_limits_now(pair: Pair, run_command: RunCommand) -> None:
 
 def _shown(pair: Pair, run_command: RunCommand, command: str, words: str) -> str:
     """Return what a command shows once it has some words: the limit of a moment is another one of a busy machine."""
-    deadline_s = time.monotonic() + _TIMEOUT_S
+    deadline_s = time.monotonic() + TIMEOUT_S
     while words not in (shown := " ".join(run_command(pair.route, command).stdout.split())):
         assert time.monotonic() < deadline_s, shown
     return shown

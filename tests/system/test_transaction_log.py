@@ -63,6 +63,7 @@ def test_killed_in_mid_line(route: Route, start_daemon: StartDaemon, tmp_path: P
 _BIG = "INSERT INTO note SELECT generate_series(1, 30000)"
 
 
+@pytest.mark.in_turn("streaming")
 @pytest.mark.parametrize("streaming", ["off", "parallel"])
 def test_what_runs_alone_says_so(route: Route, start_daemon: StartDaemon, tmp_path: Path, streaming: str) -> None:
     """A large transaction, in pieces or while in progress, and one that is prepared: a record each."""

@@ -218,6 +218,7 @@ def test_a_stream_gives_way_to_what_is_prepared(pair: Pair) -> None:
     check_nothing_is_left(pair.target)
 
 
+@pytest.mark.in_turn("workers")
 @pytest.mark.parametrize("workers", [4, 1], ids=["followed", "spilled"])
 def test_023_twophase_stream(pair: Pair, workers: int) -> None:
     """023: streamed and prepared, then committed or rolled back, also with an insert in between by another transaction.

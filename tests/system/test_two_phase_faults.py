@@ -121,6 +121,7 @@ for_each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 _LOST = {"whole": ("before", "answer", "record"), "large": ("before", "answer"), "followed": ("before", "record")}
 
 
+@pytest.mark.in_turn("shape")
 @for_each_shape
 def test_t57_lost_connections(run: Run, shape: Shape) -> None:
     """T-57: each command is lost on its way, or its answer is, or its record: done once, whatever the target says.
@@ -187,6 +188,7 @@ def test_t57_kills_at_every_point(run_whole: Run) -> None:
     run.check(run.start())
 
 
+@pytest.mark.in_turn("shape", "point")
 @pytest.mark.parametrize(
     ("shape", "point"),
     list(zip(SHAPES[1:], (failpoints.PREPARE_SENT, failpoints.PREPARED, failpoints.PREPARED, failpoints.PREPARE_SENT),

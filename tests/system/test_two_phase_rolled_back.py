@@ -74,6 +74,7 @@ def _check(pair: Pair, daemon: Daemon, *, left_out: int) -> None:
     assert pair.target.rows("SELECT count(*) FROM parapply.conflicts") == [(0,)]
 
 
+@pytest.mark.in_turn("settings")
 @pytest.mark.pg_majors(15, 18)
 @pytest.mark.parametrize(
     "settings",
@@ -147,6 +148,7 @@ def test_only_a_rollback_is_left_out(pair: Pair) -> None:
     check_nothing_is_left(pair.target)
 
 
+@pytest.mark.in_turn("streaming")
 @pytest.mark.parametrize("streaming", ["off", "auto"])
 def test_a_table_that_only_it_has_changed(pair: Pair, streaming: str) -> None:
     """A column that the target lacks stops no daemon if the transaction that made it was rolled back."""

@@ -183,6 +183,7 @@ def test_t37_a_prepared_transaction_in_the_way(pair: Pair, pg_major: int) -> Non
     check_nothing_is_left(pair.target)
 
 
+@pytest.mark.in_turn("here", "there", "says")
 @pytest.mark.parametrize(
     ("here", "there", "says"),
     [

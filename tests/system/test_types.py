@@ -8,6 +8,7 @@ import pytest
 from psycopg import sql
 
 from tests.fixtures.fan import Case, Fan, Fans, Variant
+from tests.fixtures.rotation import values_of
 from tests.integration.type_cases import KEYS, ROUND_TRIPS, TYPES
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 VARIANTS = (Variant(workers=4, mode="live"), Variant(workers=4, mode="backlog"))
 
+pytestmark = pytest.mark.in_turn("variant")
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 
 #: No equality operator that the planner knows: a row of REPLICA IDENTITY FULL cannot be found by them.
@@ -96,12 +98,13 @@ def all_keys() -> Case:
 
 
 @pytest.fixture(scope="module")
-def fans(server_pool: ServerPool) -> Fans:
+def fans(server_pool: ServerPool, request: pytest.FixtureRequest) -> Fans:
     """The cases, run when first asked for."""
 
     def make(major: int) -> Fan:
         source, target = server_pool.get("source", major), server_pool.get("target", major)
-        return Fan(source, target, [all_types(), all_keys()], VARIANTS, setup=TYPES)
+        variants = values_of(request, "variant", major)
+        return Fan(source, target, [all_types(), all_keys()], variants, setup=TYPES)
 
     return Fans(make)
 

@@ -42,6 +42,7 @@ _WAITS = (
 )
 
 
+@pytest.mark.in_turn("order")
 @pytest.mark.parametrize("order", ["preserve", "relaxed"])
 def test_why_a_batch_waits_is_shown(pair: Pair, order: str) -> None:
     """parapply.workers names the batch, the table, the kind of key, and the index or constraint, once for each batch.

@@ -13,9 +13,9 @@ from parapply.check import show
 from parapply.check.findings import Code, End, Finding, Severity
 from parapply.check.kinds import KINDS
 from parapply.check.look import Report
-from parapply.check.source import findings_of_publisher
+from parapply.check.source import findings_of_publications, findings_of_publisher, publications_query
 from parapply.check.types import takes_all
-from parapply.config import load_config
+from parapply.config import Config, load_config
 from parapply.source.slot import SlotFacts, SourceFacts
 
 
@@ -64,6 +64,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exit_code: int
     findings: list[_Finding]
     tables: list[dict[str, Any]]
+    provider_rules: list[dict[str, Any]]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,9 @@ _SLOT = SlotFacts(
     [
         ({}, {}, []),
         ({"wal_level": "replica"}, {}, [Code.WAL_LEVEL]),
+        ({"wal_level": "replica", "server_version_num": 190000}, {}, []),
+        ({"wal_level": "minimal", "server_version_num": 190000}, {}, [Code.WAL_LEVEL]),
+        ({"wal_level": "replica", "server_version_num": 190000, "slot": _SLOT}, {}, [Code.SLOT_ADOPTED]),
         ({"is_in_recovery": True, "server_version_num": 150000}, {}, [Code.SOURCE_STANDBY]),
         ({"is_in_recovery": True, "hot_standby_feedback": False}, {}, [Code.STANDBY_FEEDBACK]),
         ({"server_version_num": 150000}, {"source.streaming": "parallel"}, [Code.STREAM_OPTIONS]),
@@ -144,8 +148,20 @@ _SLOT = SlotFacts(
 )
 def test_what_is_said_of_the_publisher(facts: dict[str, Any], settings: dict[str, str], codes: list[Code]) -> None:
     """The daemon's own refusals of a server and a slot are findings, each by itself."""
-    flags = {
-        "source.dsn": "host=a", "target.dsn": "host=b", "source.slot": "s", "source.publications": ("p",), **settings,
-    }  # fmt: skip
-    found = findings_of_publisher(msgspec.structs.replace(_FACTS, **facts), load_config(flags=flags, environ={}))
+    found = findings_of_publisher(msgspec.structs.replace(_FACTS, **facts), _config(settings))
     assert [one.code for one in found] == codes
+
+
+def _config(settings: dict[str, str]) -> Config:
+    flags = {"source.dsn": "host=a", "target.dsn": "host=b", "source.slot": "s", "source.publications": ("p",)}
+    return load_config(flags={**flags, **settings}, environ={})
+
+
+def test_a_publication_of_sequences_is_noted_where_the_version_has_them() -> None:
+    """The catalogue of 19 has a column for it, which an older server is not asked for."""
+    assert "puballsequences" in publications_query(190000)
+    assert "puballsequences" not in publications_query(180004)
+    rows = [("p", True, True, True, True, True), ("q", True, True, True, True, True)]
+    found = list(findings_of_publications(rows, _config({})))
+    assert [(one.code, one.object) for one in found] == [(Code.SEQUENCES_PUBLISHED, '"p"')]
+    assert not list(findings_of_publications([("p", True, True, True, True, False)], _config({})))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 import parapply
 from parapply.cli import bench
@@ -177,6 +178,14 @@ def test_help_does_not_load_the_driver() -> None:
     environ = {**os.environ, "PYTHONPATH": str(Path(parapply.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=False, timeout=60)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("group", ["workers=4", "apply.workers", "apply.workers='4"])
+def test_a_run_of_a_replay_takes_settings_only(group: str) -> None:
+    """A group that is not of settings is named with its option, before anything is read."""
+    done = CliRunner().invoke(cli.cli, ["replay", "nowhere", "--target", "dbname=x", "--run", group])
+    assert done.exit_code == 2
+    assert "--run" in done.output.splitlines()[-1]
 
 
 _PARAPPLY = [sys.executable, "-m", "parapply"]

@@ -118,12 +118,12 @@ def test_commands_of_a_cut_over_are_lists_at_known_places(tmp_path: Path) -> Non
         'undo_after_turning = ["a"]\n[cutover]\npoolers = ["a=b"]\npooler_files = ["a", "b"]\n'
     )
     assert errors_of(path=path) == [
-        'cutover.poolers: must be a connection string: "host=... dbname=..." or postgresql://...',
         "cutover.commands.before_fence: unknown key; did you mean before_fencing?",
-        "cutover.commands.after_done: unknown key; did you mean after_ending?",
+        "cutover.commands.after_done: unknown key; did you mean after_opening?",
         "cutover.commands.before_opening: must be a list of a program and its arguments",
         "cutover.commands.after_opening: must be a list of a program and its arguments",
         "cutover.commands.undo_after_turning: after_turning, which it takes back, is missing",
+        'cutover.poolers: must be a connection string: "host=... dbname=..." or postgresql://...',
     ]
     path.write_text('[cutover]\npoolers = ["host=a"]\npooler_files = ["a", "b"]\n')
     assert errors_of(path=path) == ["cutover: pooler_files must name one file for each of poolers, or one for all"]
@@ -322,6 +322,16 @@ def test_a_list_that_is_too_deep_is_a_wrong_value() -> None:
             "two of the publisher's names lead to one",
         ),
         (["mapping.schemas.a=b", "ddl.apply=true"], "must be empty with ddl.apply"),
+        (
+            ["mapping.schemas.a.schema=c", "mapping.schemas.b.schema=c", "mapping.schemas.a.set.n=1"],
+            "no constants distinguish their rows",
+        ),
+        (
+            ["mapping.schemas.a.set.n=1", "mapping.schemas.b.schema=a", "mapping.schemas.b.set.m=2"],
+            "no constants distinguish their rows",
+        ),
+        (["mapping.schemas.a.schemas=c"], "mapping.schemas.a.schemas: unknown key; did you mean schema?"),
+        (["mapping.schemas.a.set=c"], "must be a section of columns"),
     ],
 )
 def test_names_on_the_target_are_checked(overrides: list[str], rule: str) -> None:
@@ -337,6 +347,21 @@ def test_a_table_has_its_own_name_before_that_of_its_schema() -> None:
         ("x", "y"), ("b", "u"), ("c", "t"),
     ]  # fmt: skip
     assert mapping.shown(("a", "u")) == "a.u (b.u on the target)"
+
+
+def test_constants_of_tables_and_schemas(tmp_path: Path) -> None:
+    """Values are kept as PostgreSQL reads them; a table that is named has only its own values."""
+    path = tmp_path / "app.toml"
+    path.write_text(
+        '[mapping.tables]\n"a.t" = { table = "x.y", set = { n = 7, is_eu = true, "Na me" = "it\'s" } }\n'
+        '"b.t" = { table = "x.y", set = { n = 8, is_eu = true, "Na me" = "it\'s" } }\n'
+        "[mapping.schemas]\na = { set = { n = -1 } }\n"
+    )
+    mapping = load_config(path, [], GIVEN, {}).mapping
+    assert [mapping.constants_of(name) for name in (("a", "t"), ("a", "u"), ("c", "t"))] == [
+        {"n": "7", "is_eu": "true", "Na me": "it's"}, {"n": "-1"}, {},
+    ]  # fmt: skip
+    assert mapping.target_of(("b", "t")) == ("x", "y")
 
 
 def test_another_option_is_named(tmp_path: Path) -> None:

@@ -237,6 +237,7 @@ def test_exit_codes_are_those_of_the_errors() -> None:
         assert {int(code) for code in re.findall(r"\b\d+\b", line)} == told
 
 
+@pytest.mark.slow
 def test_links_lead_somewhere() -> None:
     """Each relative link leads to a file of the repository, or to a page made from the code, and to a heading there."""
     broken = []

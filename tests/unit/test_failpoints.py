@@ -105,5 +105,12 @@ def test_every_constant_is_a_known_name() -> None:
     """Each name the module defines can be armed."""
     constants = {value for key, value in vars(failpoints).items() if key.isupper() and isinstance(value, str)}
     names = {name for name in constants if not name.startswith("PARAPPLY")}
-    listed = (failpoints.COPY_NAMES, failpoints.MIGRATE_NAMES, failpoints.LATER_NAMES, failpoints.HEAL_NAMES)
-    assert names == failpoints.NAMES.union(*listed)
+    listed = (
+        failpoints.COPY_NAMES,
+        failpoints.MIGRATE_NAMES,
+        failpoints.LATER_NAMES,
+        failpoints.HEAL_NAMES,
+        failpoints.SEED_NAMES,
+        failpoints.CAPTURE_NAMES,
+    )
+    assert names == failpoints.NAMES.union(*listed, {failpoints.MIGRATE_DATABASE})

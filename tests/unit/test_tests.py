@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from tests.fixtures.rotation import choose
 from tests.readme import README, document, table
 
 _UNIT: Final = Path(__file__).parent
@@ -71,3 +72,11 @@ def test_the_table_of_rules_names_files_that_test_them() -> None:
     assert {number: files - set(there[number]) for number, files in shown.items() if files - set(there[number])} == {}
     assert [number for number, files in there.items() if files and not shown[number]] == []
     assert text.partition("\n| rule ")[0] == document().partition("\n| rule ")[0]
+
+
+def test_every_variant_has_its_turn() -> None:
+    """Sessions of some seeds run all variants of a test that takes turns, and the choice is the same among fewer."""
+    variants = [f"test_sets.py {name}" for name in ("live", "backlog", "one", "many")]
+    chosen = [choose(seed, variants) for seed in range(60)]
+    assert set(chosen) == set(variants)
+    assert all(choose(seed, {variants[0], one}) == one for seed, one in enumerate(chosen))

@@ -11,8 +11,11 @@ from rich.console import Console
 from parapply.amounts import brief
 from parapply.commands.state_reader import lag_s
 from parapply.commands.status import render
+from parapply.config import load_config
+from parapply.errors import TargetLost
 from parapply.top.history import ReadingHistory
 from parapply.top.layout import screen
+from parapply.top.overview import Watched, in_order, overview
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -327,3 +330,28 @@ def test_a_migration_and_a_cut_over_are_seen() -> None:
 def test_durations_are_short(seconds: float, text: str) -> None:
     """At most seven characters, in the unit that fits."""
     assert brief(seconds) == text
+
+
+def test_many_slots_fit_the_terminal() -> None:
+    """A line for each slot, the highest lag first, one that was never read above all; the chosen one is shown."""
+    config = load_config(None, [], {"target.dsn": "host=x", "source.slot": "s"}, {}, required=("target.dsn",))
+    slots = [Watched(f"data\nbase {number:02d} of a long name", config) for number in range(50)]
+    for number, one in enumerate(slots[1:], 1):
+        for second in (0, 3):
+            tables = [_table("public.t", 100 + second, inserts=number * second)]
+            one.history.add(_report(tables=tables, lag_s=float(number)), float(second))
+    slots[0].error = TargetLost("no route to host", hint="see there")
+    slots[7].history.add(_report(is_daemon_connected=False), 4.0)
+    shown = in_order(slots, "lag")
+    assert [one.name[10:12] for one in shown[:3]] == ["00", "49", "48"]
+    assert [one.name[10:12] for one in in_order(slots, "rows")[:2]] == ["49", "48"]
+    lines = _lines(overview(shown, 24, chosen=slots[3].name, notice="paused"), 80)
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    (line,) = [line for line in lines if line.startswith(">")]
+    assert "data\\x0abase 03" in line
+    every = _lines(overview(shown, 0), 100)
+    assert len(every) == 51
+    assert "not read" in every[1]
+    assert "no route to host. Hint: see there" in every[1]
+    assert sum("no daemon runs" in line for line in every) == 1

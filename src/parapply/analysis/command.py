@@ -27,6 +27,7 @@ from parapply.extras import install_hint
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from parapply.analysis.changes import Change
     from parapply.analysis.engine import Engine
     from parapply.analysis.job import ReportOutcome, ReportRequest
     from parapply.analysis.store import Store
@@ -45,6 +46,7 @@ Examples:
   parapply report /var/log/parapply --out report --follow --every 30
   parapply report /var/log/parapply --slot app --since 2026-11-21T10:00 --json | jq .tables.summary
   parapply report /var/log/parapply --since 2026-11-21T10:00 --compare 2026-11-20T10:00..2026-11-21T10:00
+  parapply report /var/log/parapply --what-if workers=8,order=relaxed --what-if batch_changes=5000,target_speed=2
   parapply report --bundle job
   spark-submit --py-files job/parapply.zip job/parapply_report.py hdfs:///logs/parapply --out hdfs:///reports/parapply
 Every figure is explained on the page, and the verdict in docs/REPORT.md."""
@@ -77,6 +79,15 @@ def _span(
     return _time(context, parameter, since or None), _time(context, parameter, until or None)
 
 
+def _changes(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> tuple[Change, ...]:
+    try:
+        from parapply.analysis.changes import read_change  # noqa: PLC0415  --help loads no types
+
+        return tuple([read_change(value) for value in values])
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from error
+
+
 def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         click.option("--out", metavar="DIR", default=_OUT, show_default=True, help="The report's folder; added to."),
@@ -96,9 +107,10 @@ def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--compare", metavar="SINCE..UNTIL", callback=_span, help="Another span of time next to it.",
         ),
         click.option(
-            "--what-if/--no-what-if", "has_what_if", default=True, show_default=True,
-            help="Predict what other numbers of workers would do.",
+            "--what-if", "what_if", multiple=True, callback=_changes, metavar="KEY=VALUE,...",
+            help="Also predict the run with workers=8,order=relaxed or so; repeatable.",
         ),
+        click.option("--no-what-if", "is_predicted", flag_value=False, default=True, help="Predict nothing."),
         click.option("--json", "is_json", is_flag=True, help="Print one JSON object for programs."),
     ]  # fmt: skip
     for option in reversed(options):
@@ -257,7 +269,7 @@ def _run(engine: Engine, logdir: str, options: dict[str, Any], follow: Callable[
         out=options["out"],
         scope=Scope(slot=slot, since=options["since"], until=options["until"]),
         compare=Scope(slot=slot, since=span[0], until=span[1]) if span else None,
-        has_what_if=options["has_what_if"],
+        what_if=options["what_if"] if options["is_predicted"] else None,
     )
     if options["is_following"]:
         _follow(engine, request, options["every_s"], options["is_json"], follow, options["window_h"])

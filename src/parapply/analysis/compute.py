@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from parapply import limits
-from parapply.analysis import more_workers, queries_culprit, queries_limits, queries_time, queries_work, verdict
+from parapply.analysis import more_workers, queries_culprit, queries_limits, queries_time, queries_work
 from parapply.analysis.figures import FIGURES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container, Iterator, Sequence
 
+    from parapply.analysis.changes import Change
     from parapply.analysis.engine import Engine, Rows, Tables
 
 
@@ -58,7 +59,7 @@ def compute(
     begin: Callable[[str], None],
     only: Container[str] = QUERIES,
     *,
-    what_if: bool = False,
+    what_if: Sequence[Change] | None = None,
 ) -> Tables:
     """Compute the figures.
 
@@ -67,7 +68,7 @@ def compute(
         interval_s: length of an interval.
         begin: called with the title of each figure before it is computed.
         only: names of figures with a query; those that `limits.limits` takes must be among them.
-        what_if: predict what other numbers of workers would do.
+        what_if: predict other numbers of workers, and these; None: nothing.
 
     Raises:
         ReportRefused: the log has the same records twice.
@@ -91,13 +92,9 @@ def compute(
     ]
     tables["chain"] = [link for row in _first_of_slots(tables["blockers"]) for link in _chain(engine, row)]
     tables["what_if"] = []
-    if what_if:
+    if what_if is not None:
         begin("With more workers")
-        shares = {
-            slot: verdict.shares_of((row["wait"], row["samples"]) for row in _of(tables["backends"], slot)).commit
-            for slot in [row["slot"] for row in tables["summary"]]
-        }
-        tables["what_if"] = more_workers.predicted(engine, WORKERS, shares)
+        tables["what_if"] = more_workers.predicted(engine, WORKERS, what_if)
     return tables
 
 

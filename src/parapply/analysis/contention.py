@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 #: Batches that execute at a time: as many as there may be workers.
 MOST: Final = 64
+#: By which power of their number batches wait longer for disk, locks and wake-ups: a fourteenth for each doubling. With
+#: 2, 4, 8 and 16 that read slowly, what was left beside the processors' part grew so (docs/WHATIF.md).
+_CROWD: Final = 0.1
 #: Numbers of processors that are tried where it is not known. inf: nothing is ever waited for.
 _TRIED: Final = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, inf)
 #: Twice the logarithm by which a number of processors may be less likely than the likeliest: 95 of 100 true ones are.
@@ -50,9 +53,10 @@ class Contention:
 
     def _slowdown(self, n: int) -> float:
         if self.processors == inf or not self.cpu_share:
-            return 1.0
+            return float(n**_CROWD)
         work, wait = self.cpu_share, 1.0 - self.cpu_share
         by_itself = wait + work / min(1.0, self.processors)
+        wait *= n**_CROWD
         if not wait:
             return n / min(n, self.processors) * work / by_itself
         # Likelihoods that 0, 1, 2 ... need a processor, as multiples of that for 0.
@@ -166,9 +170,8 @@ def learn(executed: Sequence[Executed], known: Processors) -> Learned:
             for processors in known.served
         )
         return Learned(best=best, least=least, most=most, is_known=True)
-    tried = (float(known.number),) if known.number else _TRIED
     found = []
-    for processors in tried:
+    for processors in _TRIED:
         share = 1.0 if known.cpu_share is None else known.cpu_share
         if known.cpu_share is not None and processors < inf:
             share = _sampled_share(by_n, processors, total_s * (1.0 - known.cpu_share))

@@ -227,11 +227,12 @@ FIGURES: Final[tuple[Figure, ...]] = (
         name="what_if",
         title="With more workers",
         meaning=(
-            "One row a slot, commit order and number of workers (docs/WHATIF.md): a prediction, by the daemon's rules "
-            "and what the latest run with enough batches says of the target."
+            "One row a slot, commit order and number of workers, and one for each --what-if (docs/WHATIF.md): a "
+            "prediction by the daemon's engine, and what the latest run with enough batches says of the target."
         ),
         columns={
             **_SLOT,
+            "question": "as --what-if asks it; empty in the other rows",
             "commit_order": "preserve or relaxed",
             "workers": "0: as many as there is work for",
             "seconds": "from the first start to the last commit",

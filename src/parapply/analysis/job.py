@@ -22,6 +22,7 @@ from parapply.errors import ReportRefused
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.analysis.changes import Change
     from parapply.analysis.engine import Engine, Rows, Tables
     from parapply.analysis.progress import Steps
     from parapply.analysis.storage import Storage, StoredFile
@@ -40,7 +41,7 @@ class ReportRequest:
         log: folder of the apply log, by any name that Hadoop knows.
         out: folder of the report; it keeps what was converted, so that the next report reads new files only.
         scope: which records are read.
-        has_what_if: predict what other numbers of workers would do.
+        what_if: predict other numbers of workers, and these; None: nothing.
         compare: another span of time, set beside the scope's.
         window: only the latest records, and a row for each day of all; None: all of them.
         refresh_s: the page reloads itself so often; 0 never.
@@ -49,7 +50,7 @@ class ReportRequest:
     log: str
     out: str
     scope: Scope = field(default_factory=Scope)
-    has_what_if: bool = True
+    what_if: Sequence[Change] | None = ()
     compare: Scope | None = None
     refresh_s: int = 0
     window: timedelta | None = None
@@ -134,7 +135,7 @@ def show(
         tables: Tables = {"files": [], "summary": []}
         if interval_s:
             steps.expect(len(QUERIES) + 1)
-            tables = compute(engine, interval_s, steps.begin, what_if=request.has_what_if)
+            tables = compute(engine, interval_s, steps.begin, what_if=request.what_if)
             tables["ignored_files"] = left_out
             tables["comparison"] = comparison(then, tables) if then else []
             tables["days"] = [row for row in days if scope.slot in (None, row["slot"])]

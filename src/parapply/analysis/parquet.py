@@ -22,7 +22,7 @@ _TEXTS: Final = frozenset({
     "slot", "table", "target", "kind", "name", "type", "policy", "outcome", "mode", "reason", "stage", "part", "unit",
     "commit_order", "limit", "link", "file", "example", "highest_end_lsn", "run",
     "state", "wait", "key", "tables", "commit_lsn", "what", "day", "end_lsn", "holder_end_lsn", "detail", "cause",
-    "role", "relation",
+    "role", "relation", "question",
 })  # fmt: skip
 _FRACTIONS: Final = frozenset({"seconds", "share", "speed_up", "mean_bytes", "then", "now", "change"})
 

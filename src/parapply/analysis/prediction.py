@@ -1,11 +1,12 @@
-"""Predictions for other numbers of workers from the batches of a log, which it learns from and then simulates.
+"""Predictions for other settings from the batches of a log: learns what things cost, and states an interval.
 
-In: `Recorded` batches of one run in source order, and its `Second`s. Out: a `Predicted` for each order and number of
-workers, with an interval. Pure, without Spark; the caller says how many batches it can hold.
+In: `Recorded` batches of one run in source order, and its `Second`s. Out: a `Predicted` for each `Change`. Pure,
+without an engine of queries; the caller says how many batches it can hold.
 
 Learned are the times of a batch and of a change alone, and how much longer they take beside others (`contention`); the
-times of a COMMIT and of a late row; and when the stream could have been read, had nothing held it up. The simulation
-follows the daemon's rules (`simulation`). The run itself is also simulated, and its error corrects every prediction.
+times of a COMMIT, its flush and a late row; and when the stream could have been read, had nothing held it up. The
+daemon's engine is asked for the rest (`replay`). The run itself is also replayed, and its error corrects every
+prediction.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from math import hypot, log2, sqrt
+from math import hypot, inf, log2, sqrt
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply import config
-from parapply.analysis.contention import Executed, Learned, Line, Processors, alone_s, beside, fit, learn, line_of_sizes
-from parapply.analysis.simulation import Load, Order, Plant, Played, Stretch, play
+from parapply.analysis.changes import Change
+from parapply.analysis.contention import MOST, Executed, Line, Processors, alone_s, beside, fit, learn, line_of_sizes
+from parapply.analysis.replay import Costs, Played, Settings, play
+from parapply.analysis.stream import Recorded, stream_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from parapply.analysis.changes import Order
     from parapply.analysis.contention import Contention
+    from parapply.analysis.stream import LoggedStream
 
-ORDERS: Final[tuple[Order, ...]] = ("preserve", "relaxed")
-#: Parts that a recorded batch is cut into at most: so finely batches are formed again.
-_CUT: Final = 16
 #: Seconds that the way from the publisher takes at most: more is waiting.
 _LONGEST_WAY_S: Final = 1.0
 #: Least error of any prediction, and by how much it may be too long or too short with each doubling of the workers.
@@ -36,8 +38,9 @@ _LONGEST_WAY_S: Final = 1.0
 _LEAST_ERROR: Final = 0.05
 _SHORTER_EACH: Final = 0.05
 _LONGER_EACH: Final = 0.25
-#: The same with each halving, both ways.
+#: The same with each halving, and with each doubling or halving of anything else, both ways.
 _FEWER_EACH: Final = 0.10
+_OTHER_EACH: Final = 0.10
 #: Least variation of the source from one time to another.
 _LEAST_SOURCE_ERROR: Final = 0.01
 #: Windows of a log whose speeds are compared, and standard errors of their sum that are within the interval.
@@ -45,10 +48,18 @@ _WINDOWS: Final = 12
 #: Batches of each worker in a window: how many of them end in it is chance.
 _WAVES: Final = 4
 _SIGMAS: Final = 2.0
+#: Part of the leader's work that is reading; the rest makes statements.
+_READING: Final = 0.5
+#: Ratio of the most processors that the sessions can have to the fewest, up to which both are not played.
+_NARROW: Final = 1.4
+#: Part of a batch's execution that is the target's, at least.
+_LEAST_TARGET: Final = 0.1
 #: Largest factor by which a prediction is put right.
 _MOST_RIGHT: Final = 1.5
 #: Factor by which twice the workers must be faster for their number to be the limit.
 _WORTH: Final = 1.25
+#: Part by which two predictions differ at most that are alike.
+_ALIKE: Final = 0.01
 #: Part of a processor from which on the leader has no more to give.
 _FULL: Final = 0.7
 #: Flushes that a COMMIT waits for on average where another one is always under way: half of that, and its own.
@@ -57,27 +68,6 @@ _FLUSHES: Final = 1.5
 _ODD: Final = 10
 #: Number of batches of one size from which on they were as large as they may be.
 _SEVERAL: Final = 3
-
-
-class Recorded(NamedTuple):
-    """A batch's record; seconds are of one clock, but `due_s`."""
-
-    seq: int
-    transactions: int
-    changes: int
-    size_bytes: int
-    tables: int
-    received_s: float
-    started_s: float
-    committed_s: float
-    due_s: float  # its last transaction's commit, by the publisher's clock
-    execute_s: float
-    commit_s: float
-    late_rows: int = 0
-    holder_seq: int = -1  # the batch that it, or its late rows, waited for last
-    waits: bool = False  # as a whole
-    is_one_flight: bool = False
-    flight_commit_s: float = 0.0
 
 
 class Second(NamedTuple):
@@ -98,11 +88,12 @@ class Second(NamedTuple):
     busy_s: float = 0.0
     sessions_s: float = 0.0
     sender_s: float = 0.0
+    flushing: int = 0  # of the samples, of sessions that waited for a flush
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """One commit order with one number of workers.
+    """One prediction.
 
     Attributes:
         order: of the commits.
@@ -110,8 +101,6 @@ class Predicted:
         seconds: from the first start to the last commit.
         least_s: the shortest time that the log does not rule out for another run of that kind.
         most_s: the longest.
-        delay_s: mean over the transactions, from when they could be read to their commit.
-        batches: formed.
         limit: source, publisher, leader, dependencies, commits, processors, workers.
     """
 
@@ -120,105 +109,161 @@ class Predicted:
     seconds: float
     least_s: float
     most_s: float
-    delay_s: float
-    batches: int
     limit: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """Predictions from one log.
+class Log:
+    """A run's log: what it says of costs and of the source, and predictions from that."""
 
-    Attributes:
-        order: that the daemon had.
-        workers: that it had.
-        measured_s: of the batches, from the first start to the last commit.
-        played_s: the same in simulated time, not put right.
-        predicted: for each order and number.
-        learned: about contention.
-        plant: as the daemon was.
-    """
+    def __init__(self, recorded: Sequence[Recorded], seconds: Sequence[Second]) -> None:
+        """Learn, and play the run itself.
 
-    order: Order
-    workers: int
-    measured_s: float
-    played_s: float
-    predicted: tuple[Predicted, ...]
-    learned: Learned
-    plant: Plant
-
-    def of(self, order: Order, workers: int) -> Predicted:
-        """Return one of them.
+        Args:
+            recorded: batches of one run, in source order, at least one.
+            seconds: of the same run, in order; of an old log none.
 
         Raises:
-            KeyError: it was not asked for.
+            ValueError: there is no batch, or the batches are out of order.
         """
-        for one in self.predicted:
-            if (one.order, one.workers) == (order, workers):
-                return one
-        raise KeyError((order, workers))
+        _check_order(recorded)
+        #: That the daemon had.
+        self.order: Order = "relaxed" if any(one.order == "relaxed" for one in seconds) else "preserve"
+        self.workers = max((one.workers for one in seconds), default=0) or _most_at_a_time(recorded)
+        self._recorded = recorded
+        commit_s, late = _commits(recorded, seconds)
+        spans, self._executed = _executed(recorded, commit_s)
+        #: Contention as the log shows it.
+        self.learned = learn(self._executed, _processors(seconds, spans))
+        self._feed = _feed(recorded, seconds)
+        waited_s = min(commit_s, _flush_s(recorded, seconds))
+        #: The part of a COMMIT that is its flush. With relaxed order it met one under way, and waited for the next one.
+        self.flush_s = waited_s / _FLUSHES if self.order == "relaxed" else waited_s
+        commit_s += self.flush_s - waited_s
+        limits = _limits(recorded, seconds)
+        self._settings = Settings(
+            workers=self.workers, order=self.order, limits=limits, scale=_scale(recorded, limits, self.workers)
+        )
+        self._costs = Costs(
+            batch_s=0.0, change_s=0.0, late_batch_s=late.batch_s, late_row_s=late.change_s, commit_s=commit_s,
+            turn_s=_turn_s(recorded, is_relaxed=self.order == "relaxed"),
+            read_s=self._feed.leader_s * _READING, make_s=self._feed.leader_s * (1 - _READING),
+        )  # fmt: skip
+        self._costs_of: dict[Contention, Costs] = {}
+        self._streams: dict[int, LoggedStream] = {}
+        self._played: dict[tuple[Contention, Change], Played] = {}
+        #: From the first start to the last commit.
+        self.measured_s = max(one.committed_s for one in recorded) - min(one.started_s for one in recorded)
+        #: The same in the replay, not put right.
+        self.played_s = played_s = self._play(self.learned.best, Change()).seconds
+        #: The factor by which predictions are put right.
+        self.right = min(max(self.measured_s / played_s, 1 / _MOST_RIGHT), _MOST_RIGHT) if played_s else 1.0
+        least, most = self.learned.least, self.learned.most
+        # Where the processors are nearly known, other errors are larger.
+        is_narrow = self.learned.is_known and least.processors < _NARROW * most.processors
+        self._others = [] if is_narrow else [one for one in (least, most) if one != self.learned.best]
+        self._known = _Known.of(recorded, self._feed, self.workers, self.right)
 
+    def costs(self, contention: Contention) -> Costs:
+        """Return what is learned, with one of the contentions that the log does not rule out."""
+        if contention not in self._costs_of:
+            slowdowns = contention.slowdowns()
+            make_s = self._costs.make_s
+            works = []
+            for one in self._executed:
+                work_s = alone_s(one, slowdowns) if one.seconds_by_n else 0.0
+                works.append((one.changes, max(work_s - make_s * one.changes, work_s * _LEAST_TARGET)))
+            batch_s, change_s = line_of_sizes(works)
+            usual_s = [batch_s + change_s * changes for changes, _ in works]
+            weights = [work_s / usual if usual else 1.0 for (_, work_s), usual in zip(works, usual_s, strict=True)]
+            self._costs_of[contention] = replace(
+                self._costs, batch_s=batch_s, change_s=change_s, weights=weights, slowdowns=slowdowns
+            )
+        return self._costs_of[contention]
 
-def predict(  # noqa: PLR0913  what a log does not say is asked for
-    recorded: Sequence[Recorded],
-    seconds: Sequence[Second],
-    workers: Sequence[int],
-    *,
-    order: Order | None = None,
-    flush_share: float | None = None,
-    processors: int = 0,
-) -> Prediction:
-    """Return predictions for numbers of workers from the batches of a log.
+    def predict(self, change: Change, workers: int = 0) -> Predicted:
+        """Return the run as it would have been with other settings or costs.
 
-    Args:
-        recorded: of one run, in source order, at least one.
-        seconds: of the same run, in order; of an old log none.
-        workers: numbers to predict.
-        order: that the daemon had; None: as the log says, else preserve.
-        flush_share: of a flight with its COMMIT, the part of a COMMIT by itself, where the log measured none.
-        processors: of the target, where the log does not say.
+        Args:
+            change: of them.
+            workers: a number that makes no difference to the one of the change; 0: that one.
+        """
+        best, known = self.learned.best, self._known
+        order, n_workers = change.order or self.order, workers or change.workers or self.workers
+        one = self._play(best, change)
+        spans_s = [one.seconds * self.right]
+        for other in self._others:
+            base_s = self._play(other, Change()).seconds
+            spans_s.append(self._play(other, change).seconds * (self.measured_s / base_s if base_s else 1.0))
+        least_s, most_s = known.bounds(
+            spans_s[0], spans_s, log2(n_workers / self.workers), self._others_changed(change)
+        )
+        return Predicted(
+            order=order, workers=n_workers, seconds=spans_s[0], least_s=least_s, most_s=most_s,
+            limit=self._feed.limit if spans_s[0] <= known.fed_s else self._limit(one, best, n_workers),
+        )  # fmt: skip
 
-    Raises:
-        ValueError: there is no batch, or the batches are out of order.
-    """
-    _check_order(recorded)
-    had_order: Order = order or ("relaxed" if any(one.order == "relaxed" for one in seconds) else "preserve")
-    had_workers = max((one.workers for one in seconds), default=0) or _most_at_a_time(recorded)
-    commit_s, late = _commits(recorded, flush_share)
-    seen_from, late_pairs = _held(recorded)
-    spans, executed = _executed(recorded, commit_s)
-    learned = learn(executed, _processors(seconds, spans, processors))
-    feed = _feed(recorded, seconds)
-    limits = _limits(recorded, seconds)
-    base = Plant(
-        workers=had_workers, order=had_order, limits=limits, scale=_scale(recorded, limits, had_workers), batch_s=0.0,
-        change_s=0.0, late_batch_s=late.batch_s, late_row_s=late.change_s, late_pairs=late_pairs,
-        # With relaxed order COMMITs met a flush that was under way, and waited for the next one.
-        commit_s=commit_s / _FLUSHES if had_order == "relaxed" else commit_s,
-        turn_s=_turn_s(recorded, is_relaxed=had_order == "relaxed"), slowdowns=(1.0,),
-    )  # fmt: skip
+    def _others_changed(self, change: Change) -> float:
+        """Return by how many doublings or halvings more than the number of workers is changed; a flush is one."""
+        asked = (change.batch_transactions, change.batch_changes, change.batch_bytes)
+        limits = [abs(log2((one or mine) / mine)) for one, mine in zip(asked, self._settings.limits, strict=True)]
+        flush = change.synchronous_commit is not None or change.flush_ms is not None
+        return max(limits) + abs(log2(change.target_speed)) + flush
 
-    def player(contention: Contention) -> _Player:
-        slowdowns = contention.slowdowns(2 * max([*workers, had_workers]))
-        works = [(one.changes, alone_s(one, slowdowns) if one.seconds_by_n else 0.0) for one in executed]
-        batch_s, change_s = line_of_sizes(works)
-        works_s = [work_s for _, work_s in works]
-        load = Load(_parts(recorded, works_s, lambda changes: batch_s + change_s * changes, feed, seen_from))
-        return _Player(load, replace(base, batch_s=batch_s, change_s=change_s, slowdowns=slowdowns))
+    def of_workers(self, order: Order, workers: Sequence[int]) -> Iterator[Predicted]:
+        """Yield predictions for numbers of workers, the smallest first.
 
-    best = player(learned.best)
-    others = [player(one) for one in (learned.least, learned.most) if one != learned.best]
-    measured_s = max(one.committed_s for one in recorded) - min(one.started_s for one in recorded)
-    played_s = best.play(had_order, had_workers).seconds
-    right = min(max(measured_s / played_s, 1 / _MOST_RIGHT), _MOST_RIGHT) if played_s else 1.0
-    known = _Known.of(recorded, feed, had_workers, right)
-    return Prediction(
-        order=had_order, workers=had_workers, measured_s=measured_s, played_s=played_s, learned=learned,
-        predicted=tuple([
-            one for each in ORDERS for one in _of_order(each, workers, best, others, known, measured_s, right, feed)
-        ]),
-        plant=best.plant,
-    )  # fmt: skip
+        Where twice as many make no difference, still more are not played: they stay idle, or share what there is.
+        """
+        before: Predicted | None = None
+        n_played = 0
+        for n_workers in workers:
+            one = self.predict(Change(workers=n_played or n_workers, order=order), n_workers)
+            if before is not None and not n_played and n_workers >= 2 * before.workers and n_workers > self.workers:
+                n_played = n_workers if abs(one.seconds - before.seconds) < _ALIKE * before.seconds else 0
+            before = one
+            yield one
+
+    def _play(self, contention: Contention, change: Change) -> Played:
+        key = (contention, change)
+        if key not in self._played:
+            log, settings = self.costs(contention), self._settings
+            speed, flush_s = change.target_speed, self.flush_s if change.flush_ms is None else change.flush_ms / 1e3
+            flush_s = 0.0 if change.synchronous_commit == "off" else flush_s
+            costs = replace(
+                log, batch_s=log.batch_s / speed, change_s=log.change_s / speed, late_row_s=log.late_row_s / speed,
+                late_batch_s=log.late_batch_s / speed, commit_s=log.commit_s - self.flush_s + flush_s,
+                is_flushed=flush_s > 0,
+            )  # fmt: skip
+            asked = (change.batch_transactions, change.batch_changes, change.batch_bytes)
+            transactions, changes, size_bytes = [one or mine for one, mine in zip(asked, settings.limits, strict=True)]
+            settings = replace(
+                settings, workers=change.workers or self.workers, order=change.order or self.order,
+                limits=(transactions, changes, size_bytes),
+            )  # fmt: skip
+            self._played[key] = play(self._stream(min(transactions, changes)), settings, costs)
+        return self._played[key]
+
+    def _stream(self, size: int) -> LoggedStream:
+        """Return the stream, cut finely enough for batches of a size."""
+        size = 0 if size >= min(self._settings.limits[:2]) else size
+        if size not in self._streams:
+            feed = self._feed
+            self._streams[size] = stream_of(self._recorded, feed.releases_s, feed.dues_s, changes=size)
+        return self._streams[size]
+
+    def _limit(self, one: Played, contention: Contention, workers: int) -> str:
+        """Return the limit that most of the time went to."""
+        idle_s = one.idle_s + one.ended_s
+        most = max(idle_s, one.blocked_s, one.turn_s, one.executing_s)
+        if most == idle_s:
+            return self._feed.limit if one.idle_s >= one.ended_s else "source"
+        if most == one.blocked_s:
+            return "dependencies"
+        if most == one.turn_s:
+            return "commits"
+        # Twice as many that execute would do so much more.
+        slowdowns = contention.slowdowns(2 * MOST)
+        return "workers" if 2 * slowdowns[workers] / slowdowns[2 * workers] > _WORTH else "processors"
 
 
 def _executed(recorded: Sequence[Recorded], commit_s: float) -> tuple[list[tuple[float, float]], list[Executed]]:
@@ -228,56 +273,11 @@ def _executed(recorded: Sequence[Recorded], commit_s: float) -> tuple[list[tuple
     return spans, [Executed(max(1, one.changes - one.late_rows), seconds) for one, seconds in by_n]
 
 
-class _Player:
-    """Plays a log with one contention, each number of workers once."""
-
-    def __init__(self, load: Load, plant: Plant) -> None:
-        """Play nothing yet."""
-        self.plant = plant
-        self._load = load
-        self._known: dict[tuple[Order, int], Played] = {}
-
-    def play(self, order: Order, n_workers: int) -> Played:
-        """Return the throughput with a number of workers."""
-        key = (order, n_workers)
-        if key not in self._known:
-            self._known[key] = play(self._load, replace(self.plant, order=order, workers=n_workers))
-        return self._known[key]
-
-    def seconds(self, order: Order, n_workers: int, measured_s: float) -> float:
-        """Return the seconds that a number of workers take, corrected by the run that the daemon made."""
-        base_s = self.play(self.plant.order, self.plant.workers).seconds
-        return self.play(order, n_workers).seconds * (measured_s / base_s if base_s else 1.0)
-
-
-def _of_order(  # noqa: PLR0913, PLR0917  one caller
-    order: Order,
-    workers: Sequence[int],
-    best: _Player,
-    others: Sequence[_Player],
-    known: _Known,
-    measured_s: float,
-    right: float,
-    feed: _Feed,
-) -> Iterator[Predicted]:
-    """Give what each number of workers would do with one commit order, the smallest first."""
-    had_workers = best.plant.workers
-    # Workers that apply as fast as the source gives: more of them are not played.
-    fewest_s, n_fed = measured_s * _MOST_RIGHT * had_workers * 1e3, 0
-    for n_workers in sorted(workers):
-        n_played = n_fed or n_workers
-        one = best.play(order, n_played)
-        spans_s = [one.seconds * right, *[other.seconds(order, n_played, measured_s) for other in others]]
-        # Workers that are not needed stay idle.
-        seconds_s = fewest_s = min(spans_s[0], fewest_s)
-        is_fed = seconds_s <= known.fed_s
-        n_fed = n_fed or (n_workers if max(spans_s) <= known.fed_s else 0)
-        least_s, most_s = known.bounds(seconds_s, spans_s, log2(n_workers / had_workers))
-        yield Predicted(
-            order=order, workers=n_workers, seconds=seconds_s, least_s=least_s, most_s=most_s,
-            delay_s=one.delay_s, batches=one.batches,
-            limit=feed.leader if is_fed else _limit(one, best.plant, n_workers, feed.leader),
-        )  # fmt: skip
+def _flush_s(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> float:
+    """Return for how long a batch's session waited for a flush, by the samples; infinity: there is none."""
+    samples = sum([one.samples for one in seconds])
+    held_s = sum([one.committed_s - one.started_s for one in recorded])
+    return held_s / len(recorded) * sum([one.flushing for one in seconds]) / samples if samples else inf
 
 
 class _Known(NamedTuple):
@@ -309,16 +309,19 @@ class _Known(NamedTuple):
         """Return the seconds up to which the source is what limits."""
         return self.source_s * (1 + _LEAST_ERROR)
 
-    def bounds(self, seconds_s: float, spans_s: Sequence[float], doublings: float) -> tuple[float, float]:
+    def bounds(
+        self, seconds_s: float, spans_s: Sequence[float], doublings: float, others: float
+    ) -> tuple[float, float]:
         """Return the least and the most seconds.
 
         Args:
             seconds_s: predicted.
             spans_s: the same by all that the processors may be, none of them put aside.
             doublings: of the workers.
+            others: doublings and halvings of anything else.
         """
-        shorter = max(_SHORTER_EACH * doublings, -_FEWER_EACH * doublings)
-        longer = max(_LONGER_EACH * doublings, -_FEWER_EACH * doublings)
+        shorter = max(_SHORTER_EACH * doublings, -_FEWER_EACH * doublings) + _OTHER_EACH * others
+        longer = max(_LONGER_EACH * doublings, -_FEWER_EACH * doublings) + _OTHER_EACH * others
         # Nothing is applied before it can be read, and the source is not the same each time either.
         least_s = max(
             min(spans_s) * (1 - hypot(self.varied, _LEAST_ERROR + shorter)),
@@ -368,8 +371,8 @@ def _most_at_a_time(recorded: Sequence[Recorded]) -> int:
     return max([n for one in by_n for n in one], default=1)
 
 
-def _commits(recorded: Sequence[Recorded], flush_share: float | None) -> tuple[float, Line]:
-    """Return the cost of a COMMIT, and the additional cost of late rows."""
+def _commits(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> tuple[float, Line]:
+    """Return the time of a COMMIT, and the additional time of late rows."""
     alone = [one.commit_s for one in recorded if not one.is_one_flight and not one.late_rows]
     late = [one for one in recorded if not one.is_one_flight and one.late_rows]
     in_flight = [one.flight_commit_s for one in recorded if one.flight_commit_s]
@@ -380,7 +383,8 @@ def _commits(recorded: Sequence[Recorded], flush_share: float | None) -> tuple[f
     elif late:
         commit_s = sorted(one.commit_s for one in late)[len(late) // 10]
     else:
-        commit_s = _usual([one.execute_s for one in recorded]) * (flush_share or 0.0)
+        flushing = sum([one.flushing for one in seconds]) / max(1, sum([one.samples for one in seconds]))
+        commit_s = _usual([one.execute_s for one in recorded]) * flushing
     return commit_s, fit([(one.late_rows, max(0.0, one.commit_s - commit_s)) for one in late])
 
 
@@ -406,14 +410,14 @@ def _in_flight_s(one: Recorded, commit_s: float) -> float:
     return min(one.flight_commit_s or commit_s, one.execute_s) if one.is_one_flight else 0.0
 
 
-def _processors(seconds: Sequence[Second], spans: Sequence[tuple[float, float]], number: int) -> Processors:
+def _processors(seconds: Sequence[Second], spans: Sequence[tuple[float, float]]) -> Processors:
     counted = [one for one in seconds if one.processors]
     busy_s = sum([one.busy_s for one in counted])
     samples = sum([one.samples for one in seconds])
     cpu_share = sum([one.on_cpu for one in seconds]) / samples if samples else None
     executed_s = _executed_s(spans, counted)
     if not busy_s or not executed_s:
-        return Processors(number=number, cpu_share=cpu_share)
+        return Processors(cpu_share=cpu_share)
     sessions_s = sum([one.sessions_s for one in counted])
     leader_s = sum([one.leader_cpu_s + one.sender_s for one in counted])
     length_s = sum([one.length_s for one in counted])
@@ -467,7 +471,8 @@ class _Feed(NamedTuple):
     releases_s: list[float]  # of the last transaction of each, ascending, from 0
     dues_s: list[float]  # the same, by the publisher's commit alone
     until_s: float  # the last
-    leader: str  # what limits the reading
+    limit: str  # what limits the reading
+    leader_s: float  # CPU time of the leader for a change
 
 
 def _feed(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> _Feed:
@@ -503,83 +508,4 @@ def _feed(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> _Feed:
     is_backlog = dues_s[-1] < releases_s[-1] / 2
     is_full = by_leader_s >= _FULL * releases_s[-1]
     what = ("leader" if is_full else "publisher") if is_backlog else "source"
-    return _Feed(releases_s, dues_s, releases_s[-1], what)
-
-
-def _held(recorded: Sequence[Recorded]) -> tuple[list[int], float]:
-    """Return the log's facts about rows that a batch holds and a later one also changes.
-
-    Returns:
-        For each batch the index of the first one that was under way beside it: what holds its rows is known from that
-        one on. And of all pairs of changes in two batches that were, the part that is of one row.
-    """
-    seen_from: list[int] = []
-    changes = [0, *accumulate([one.changes for one in recorded])]
-    first, pairs, late_rows = 0, 0, 0
-    for index, one in enumerate(recorded):
-        while first < index and recorded[first].committed_s <= one.received_s:
-            first += 1
-        seen_from.append(first)
-        if index > first and not one.waits:
-            pairs += one.changes * (changes[index] - changes[first])
-            late_rows += one.late_rows
-    return seen_from, late_rows / pairs if pairs else 0.0
-
-
-def _parts(
-    recorded: Sequence[Recorded],
-    works_s: Sequence[float],
-    usual_s: Callable[[int], float],
-    feed: _Feed,
-    seen_from: Sequence[int],
-) -> list[Stretch]:
-    """Return the batches cut into parts, each with what it takes more than others, and what it follows."""
-    parts: list[Stretch] = []
-    first_parts: list[int] = []
-    last_part: dict[int, int] = {}
-    before_s = 0.0
-    for one, work_s, there_s, due_s, seen in zip(
-        recorded, works_s, feed.releases_s, feed.dues_s, seen_from, strict=True
-    ):
-        first_parts.append(len(parts))
-        usual = usual_s(max(1, one.changes - one.late_rows))
-        weight = work_s / usual if usual else 1.0
-        n = max(1, min(_CUT, one.transactions))
-        holder = last_part.get(one.holder_seq, -1)
-        # Rows that a batch holds are also held by each of its parts.
-        is_close = holder >= 0 and one.seq - one.holder_seq <= 2
-        for index in range(n):
-            begin, end = index / n, (index + 1) / n
-            parts.append(
-                Stretch(
-                    transactions=int(one.transactions * end) - int(one.transactions * begin),
-                    changes=max(1, int(one.changes * end) - int(one.changes * begin)),
-                    size_bytes=int(one.size_bytes * end) - int(one.size_bytes * begin),
-                    release_s=before_s + (there_s - before_s) * end,
-                    due_s=due_s,
-                    weight=weight,
-                    tables=one.tables,
-                    late_rows=one.late_rows,
-                    holder=holder if index == 0 else len(parts) - 1 if is_close else -1,
-                    waits=one.waits and not one.late_rows,
-                    seen_from=first_parts[seen],
-                )
-            )
-        last_part[one.seq] = len(parts) - 1
-        before_s = there_s
-    return parts
-
-
-def _limit(one: Played, plant: Plant, workers: int, leader: str) -> str:
-    """Return the limit that most of the time went to."""
-    idle_s = one.idle_s + one.ended_s
-    most = max(idle_s, one.blocked_s, one.turn_s, one.executing_s)
-    if most == idle_s:
-        return leader if one.idle_s >= one.ended_s else "source"
-    if most == one.blocked_s:
-        return "dependencies"
-    if most == one.turn_s:
-        return "commits"
-    # Twice as many that execute would do so much more.
-    gain = 2 * plant.slowdowns[workers] / plant.slowdowns[2 * workers]
-    return "workers" if gain > _WORTH else "processors"
+    return _Feed(releases_s, dues_s, releases_s[-1], what, cpu_s)

@@ -119,15 +119,15 @@ def more_workers(tables: Tables) -> Section:
     return Section(
         title="With more workers",
         lead=(
-            f"Predicted from {amounts.number(rows[0]['units'])} batches: the daemon's rules are played with what the "
-            "log says of execution, COMMITs, processors and the source. docs/WHATIF.md says how. Of 18 "
-            "measured runs that the source did not limit, with half to four times the log's workers, 15 were within "
-            "15 % of the prediction, and all within the span; on a machine that is busy with other things fewer are."
+            f"Predicted from {amounts.number(rows[0]['units'])} batches: the daemon's engine is driven with what the "
+            "log says of execution, COMMITs, processors and the source. docs/WHATIF.md says how, and how good that is. "
+            "The span is of another run of that kind; on a machine that is busy with other things it is wider."
         ),
-        plots=[_speed_up(rows)],
-        header=("commit order", "workers", "speed-up", "seconds", "from", "to", "what limits it"),
+        plots=[_speed_up([row for row in rows if not row["question"]])],
+        header=("what if", "commit order", "workers", "speed-up", "seconds", "from", "to", "what limits it"),
         rows=[
             (
+                row["question"],
                 _ORDER_WORDS[row["commit_order"]],
                 str(row["workers"] or "as many as needed"),
                 f"{row['speed_up']:.2f}",

@@ -4,35 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from parapply import limits
-from parapply.limits import is_flush
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from parapply.limits import LimitVerdict, Rows
-
-
-class Shares(NamedTuple):
-    """Parts of the samples of the workers' sessions; None where there is none."""
-
-    flush: float | None  # WAL being flushed
-    commit: float | None  # that, or the session waited for the daemon's next message, as it also would in a COMMIT
-    cpu: float | None  # on a processor
-
-
-def shares_of(samples: Iterable[tuple[str, int]]) -> Shares:
-    """Return the parts of samples, each a wait as in `backends` and its number."""
-    found = list(samples)
-    total = sum(number for _, number in found)
-    if not total:
-        return Shares(None, None, None)
-    flush = sum(number for wait, number in found if is_flush(wait)) / total
-    client = sum(number for wait, number in found if wait == "client") / total
-    cpu = sum(number for wait, number in found if wait == "CPU") / total
-    return Shares(flush, flush + client, cpu)
 
 
 def verdict(rows: Rows, tables: dict[str, Rows]) -> LimitVerdict | None:
@@ -58,7 +37,8 @@ def verdict(rows: Rows, tables: dict[str, Rows]) -> LimitVerdict | None:
 def _keeps_up(tables: dict[str, Rows]) -> bool:
     """Return whether twice as many workers would apply no more, because the source has no more, by `what_if`."""
     now = int((tables["reading"] or tables["summary"])[0]["workers"])
-    limit_names = {row["limit"] for row in tables["what_if"] if row["workers"] in {now, 2 * now}}
+    rows = [row for row in tables["what_if"] if not row["question"]]
+    limit_names = {row["limit"] for row in rows if row["workers"] in {now, 2 * now}}
     return limit_names == {"source"}
 
 

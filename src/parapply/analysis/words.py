@@ -44,6 +44,7 @@ def in_short(tables: Tables) -> list[str]:
             _parallelism(tables["parallelism"]),
             _repeats(summary["repeated_batches"], summary["batches"], summary["conflicts"]),
             _more_workers(tables["what_if"], tables["reading"], summary["workers"]),
+            _asked(tables["what_if"]),
         )
         if text
     ]
@@ -144,7 +145,7 @@ def _repeats(n_repeated: int, n_batches: int, n_conflicts: int) -> str:
 
 def _more_workers(what_if: Rows, reading: Rows, n_workers: int) -> str:
     """Report the gain of twice as many workers in each commit order, with the interval."""
-    rows = {(row["commit_order"], row["workers"]): row for row in what_if}
+    rows = {(row["commit_order"], row["workers"]): row for row in what_if if not row["question"]}
     now = int(reading[0]["workers"]) if reading else n_workers
     if ("preserve", now) not in rows or ("preserve", 2 * now) not in rows:
         return ""
@@ -173,6 +174,18 @@ def _gain(before: dict[str, Any], after: dict[str, Any]) -> str:
         return f"nothing ({limit})" if most < _NOTABLE * 2 else f"nothing, at most {percent(most)} more ({limit})"
     span = f" ({percent(least)} to {percent(most)})" if most - least > _NO_GAIN else ""
     return f"{percent(gain)} more a second{span}, {limit}"
+
+
+def _asked(what_if: Rows) -> str:
+    """Say how long the run would have been for each --what-if."""
+    return " ".join(
+        [
+            f"With {row['question']} the run would take {duration(row['seconds'])} ({duration(row['least_s'])} to "
+            f"{duration(row['most_s'])}); limit: {row['limit']}."
+            for row in what_if
+            if row["question"]
+        ]
+    )
 
 
 def times(factor: float) -> str:

@@ -65,7 +65,7 @@ def findings_of_shape(
                     code=Code.NOT_NULL, object=table, found=f"{place} is NOT NULL on the target alone",
                     fix=f"{alter} DROP NOT NULL;",
                 )  # fmt: skip
-        elif column.is_not_null and not column.is_filled and not column.is_generated:
+        elif column.is_not_null and not (column.is_filled or column.is_generated or column.name in sent):
             yield Finding(
                 code=Code.COLUMN_UNFILLED, object=table, fix=f"{alter} SET DEFAULT ...;",
                 found=f"{place} is NOT NULL, is not sent, and has no default",
@@ -75,7 +75,7 @@ def findings_of_shape(
                 code=Code.GENERATED_ON_SOURCE, object=table,
                 found=f"{place} is generated on the publisher and an ordinary column here",
             )  # fmt: skip
-    yield from _of_rules(table, source, target, facts)
+    yield from _of_rules(table, source, target, facts, constants=set(sent) - source.columns.keys())
 
 
 def _of_column(table: str, place: str, alter: str, source: ColumnShape, target: ColumnShape) -> Iterator[Finding]:
@@ -100,12 +100,23 @@ def _of_column(table: str, place: str, alter: str, source: ColumnShape, target: 
         )  # fmt: skip
 
 
-def _of_rules(table: str, source: TableShape, target: TableShape, facts: TableFacts) -> Iterator[Finding]:
+def _without(definition: str, constants: Collection[str]) -> str:
+    """Return a definition as it is among the rows with constants, from the server's own text of it."""
+    for name in constants:
+        for printed in (name, sql.Identifier(name).as_string(None)):
+            definition = definition.replace(f"({printed}, ", "(").replace(f", {printed},", ",")
+            definition = definition.replace(f", {printed})", ")")
+    return definition
+
+
+def _of_rules(
+    table: str, source: TableShape, target: TableShape, facts: TableFacts, *, constants: Collection[str]
+) -> Iterator[Finding]:
     there = {(rule.kind, rule.definition) for rule in source.rules}
     enforced = {each.name for each in facts.foreign_keys if each.is_enforced}
     codes = {"c": Code.CONSTRAINT, "x": Code.CONSTRAINT, "u": Code.UNIQUE}
     for rule in target.rules:
-        if (rule.kind, rule.definition) in there:
+        if (rule.kind, _without(rule.definition, constants)) in there:
             continue
         code = codes.get(rule.kind) or (Code.FOREIGN_KEY if rule.constraint in enforced else Code.FOREIGN_KEY_UNCHECKED)
         constraint = sql.Identifier(rule.constraint).as_string(None) if rule.constraint else ""

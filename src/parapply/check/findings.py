@@ -62,6 +62,7 @@ class Code(StrEnum):
     NOT_REPLICATED = "not_replicated"
     TABLE_UNPUBLISHED = "table_unpublished"
     SEQUENCES = "sequences"
+    SEQUENCES_PUBLISHED = "sequences_published"
     LARGE_OBJECTS = "large_objects"
     # The target as a server.
     TARGET_READ_ONLY = "target_read_only"

@@ -305,6 +305,10 @@ KINDS: Final[Mapping[Code, Kind]] = {
         _S, _NOTE, "their values are not in the stream: after a cut-over the target would give numbers that are taken",
         "`parapply sequences` at the cut-over",
     ),
+    Code.SEQUENCES_PUBLISHED: Kind(
+        _S, _NOTE, "no stream carries sequences: a built-in subscription asks for their values, and parapply does so by"
+        " their names", "`parapply sequences` at the cut-over, or sequences.interval_s",
+    ),
     Code.LARGE_OBJECTS: Kind(
         _S, _NOTE, "logical replication does not carry them; columns that hold their OIDs lead nowhere on the target",
         "move them with pg_dump --large-objects, or keep the data in bytea columns",

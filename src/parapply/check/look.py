@@ -16,6 +16,7 @@ from psycopg import sql
 
 from parapply.check.findings import Code, End, Finding, Severity
 from parapply.check.kinds import KINDS
+from parapply.check.rulings import ProviderEnd, Ruling, Status, rulings, with_fixes
 from parapply.check.server import read_rows
 from parapply.check.source import few, read_source
 from parapply.check.tables import Wanted, read_tables
@@ -30,11 +31,13 @@ from parapply.source.slot import source_errors
 from parapply.target.session import settings
 from parapply.target.session.settings import target_errors
 from parapply.target.state import slots as state
+from parapply.vocabulary import Provider
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from parapply.check.server import Server
     from parapply.check.source import SourceSide
     from parapply.config import Config
 
@@ -64,6 +67,8 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     truncates: bool = False
     brings_schema: bool = False
     connections: int = 4  # of the copy
+    provider: Provider | None = None  # of the publisher, whose rules are also looked at
+    target_provider: Provider | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +79,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     published: tuple[PublishedTable, ...] = ()  # what a copy would read
     findings: tuple[Finding, ...]  # worst first
     plans: tuple[TablePlan, ...]  # how each table would be applied
+    rulings: tuple[Ruling, ...] = ()  # on the rules of the providers, if any is given
 
     def of(self, severity: Severity) -> list[Finding]:
         """Return the findings of one severity."""
@@ -85,7 +91,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         if refused := self.of(Severity.REFUSED):
             is_source = any(KINDS[each.code].end is End.SOURCE for each in refused)
             return (SourceRefused if is_source else TargetRefused).exit_code
-        return _WARNED if self.of(Severity.WARNING) else _FINE
+        is_broken = any(each.status is Status.BROKEN for each in self.rulings)
+        return _WARNED if is_broken or self.of(Severity.WARNING) else _FINE
 
 
 async def look(config: Config, options: CheckOptions) -> Report:
@@ -173,7 +180,7 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
     known: state.SlotState | None,
     of_state: Sequence[Finding],
 ) -> Report:
-    await check_apart(ends.target, facts)
+    await check_apart(config, ends, facts)
     connections = options.connections if options.is_copy else 0
     # Both have ended when this goes on: neither reads on in a session that is about to be closed.
     source, there = await asyncio.gather(
@@ -209,6 +216,9 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
         *of_settings,
         *findings_of_machine(config),
     ]
+    places = _places(ends, options, source.server, there.server)
+    for place in places:
+        findings = with_fixes(findings, place)
     severities = list(Severity)
     findings.sort(key=lambda each: (severities.index(KINDS[each.code].severity), _ORDER.index(each.code), each.object))
     return Report(
@@ -217,7 +227,21 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
         published=source.tables,
         findings=tuple(findings),
         plans=tuple(plans),
+        rulings=tuple(ruling for place in places for ruling in rulings(place, findings, config)),
     )
+
+
+def _places(ends: Connections, options: CheckOptions, source: Server, target: Server) -> list[ProviderEnd]:
+    """Return the servers whose provider is given."""
+    given = (
+        (options.provider, End.SOURCE, source, ends.source.info),
+        (options.target_provider, End.TARGET, target, ends.target.info),
+    )
+    return [
+        ProviderEnd(provider=provider, end=end, server=server, address=f"{info.host}:{info.port}")
+        for provider, end, server, info in given
+        if provider is not None
+    ]
 
 
 async def _known(

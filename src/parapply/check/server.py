@@ -21,9 +21,10 @@ TESTED: Final = (150000, 190000)
 _COLLATION_VERSION_SINCE: Final = 150000
 
 #: Settings that are looked at on either end; those that a server does not know are missing.
-_SETTINGS: Final = (
-    "idle_replication_slot_timeout", "lc_numeric", "lc_time", "max_active_replication_origins", "max_connections",
-    "max_prepared_transactions", "max_replication_slots", "max_slot_wal_keep_size", "max_wal_senders",
+SETTINGS: Final = (
+    "cloudsql.logical_decoding", "idle_replication_slot_timeout", "lc_numeric", "lc_time",
+    "max_active_replication_origins", "max_connections", "max_prepared_transactions", "max_replication_slots",
+    "max_slot_wal_keep_size", "max_wal_senders", "rds.iam_auth_for_replication", "rds.logical_replication",
     "reserved_connections", "superuser_reserved_connections", "track_commit_timestamp",
 )  # fmt: skip
 
@@ -108,7 +109,7 @@ async def read_server(conn: psycopg.AsyncConnection[Any]) -> Server:
     version_num = conn.info.server_version
     known = version_num >= _COLLATION_VERSION_SINCE
     actual = "coalesce(pg_catalog.pg_database_collation_actual_version(d.oid), '')" if known else "''"
-    ((*found, settings),) = await read_rows(conn, _SERVER.format(actual=actual), [list(_SETTINGS)])
+    ((*found, settings),) = await read_rows(conn, _SERVER.format(actual=actual), [list(SETTINGS)])
     names = [field.name for field in msgspec.structs.fields(Server)][1:-1]
     return Server(version_num=version_num, settings=settings, **dict(zip(names, found, strict=True)))
 

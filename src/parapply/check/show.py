@@ -16,6 +16,7 @@ from rich.text import Text
 
 from parapply.check.findings import Severity
 from parapply.check.kinds import KINDS
+from parapply.check.rulings import Status
 from parapply.plan.table import Lane
 from parapply.printable import printable
 from parapply.quoting import copyable
@@ -25,10 +26,13 @@ if TYPE_CHECKING:
 
     from parapply.check.findings import Code, Finding
     from parapply.check.look import Report
+    from parapply.check.rulings import Ruling
 
 #: Columns of what stands before the words of a line, and of those words at least.
 _HANG: Final = 5
 _NARROWEST: Final = 20
+#: Words of four letters and fewer that stand before a sentence.
+_LABELS: Final = ("why", "do", "rule", "seen")
 _SQL_STYLE: Final = "cyan"
 #: Findings of one code that a person is shown; --json has all of them.
 _MOST_SHOWN: Final = 20
@@ -49,6 +53,8 @@ def show(report: Report, *, as_json: bool) -> None:
                 for text in _section(code, group):
                     _print(console, text)
             console.print()
+    for text in _rules(report):
+        _print(console, text)
     if report.plans:
         console.print(_lanes(report))
     console.print(Text(f"slot {report.slot!r}: {summary(report)}"), soft_wrap=True)
@@ -62,7 +68,7 @@ def _print(console: Console, text: Text) -> None:
         # Soft: a terminal wraps, but the line stays one line for the reader who copies it.
         console.print(text, soft_wrap=True)
         return
-    hang = begin + (_HANG if text.plain[begin:].startswith(("why", "do")) else 2)
+    hang = begin + (_HANG if text.plain[begin:].startswith(_LABELS) else 2)
     first, *others = text.wrap(console, max(_NARROWEST, console.width - hang))
     for line in [first, *[Text.assemble(" " * hang, each) for each in others]]:
         console.print(line, soft_wrap=True)
@@ -98,7 +104,15 @@ def document(report: Report) -> dict[str, Any]:
     ]
     return {
         "slot_name": report.slot, "is_known": report.is_known, "exit_code": report.exit_code, "findings": findings,
-        "tables": tables,
+        "tables": tables, "provider_rules": [_ruling(each) for each in report.rulings],
+    }  # fmt: skip
+
+
+def _ruling(ruling: Ruling) -> dict[str, Any]:
+    rule = ruling.rule
+    return {
+        "provider": rule.provider.value, "end": ruling.end.value, "name": rule.name, "status": ruling.status.value,
+        "seen": ruling.seen, "says": rule.says, "do": rule.do, "page": rule.page,
     }  # fmt: skip
 
 
@@ -124,6 +138,24 @@ def _section(code: Code, findings: Sequence[Finding]) -> Iterator[Text]:
         yield Text(f"    and {len(findings) - _MOST_SHOWN:,} more, which --json lists")
 
 
+def _rules(report: Report) -> Iterator[Text]:
+    """Yield the rules of the providers: what is kept without the step that keeps it."""
+    for ruling in report.rulings:
+        rule = ruling.rule
+        style = "bold yellow" if ruling.status is Status.BROKEN else "bold"
+        yield Text.assemble(
+            "  ", (ruling.status.value, style), f"  {rule.provider.value}, {rule.name}  {ruling.end.value}"
+        )
+        yield Text(f"    rule {rule.says}")
+        if ruling.seen:
+            yield Text(f"    seen {printable(ruling.seen)}")
+        if ruling.status is not Status.KEPT:
+            yield Text(f"    do   {rule.do}")
+        yield Text(f"    {rule.page}", style=_SQL_STYLE)
+    if report.rulings:
+        yield Text()
+
+
 def _lanes(report: Report) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("how tables would be applied")
@@ -141,4 +173,6 @@ def summary(report: Report) -> str:
     """Return the numbers of findings in words."""
     counts = ", ".join(f"{len(report.of(severity)):,} {severity.value}" for severity in Severity)
     known = "; the slot is followed already" if report.is_known else ""
-    return f"{counts}{known}"
+    statuses = Counter(each.status for each in report.rulings)
+    rules = ", ".join(f"{statuses[status]} {status.value}" for status in Status)
+    return counts + known + (f"; rules of the providers: {rules}" if report.rulings else "")

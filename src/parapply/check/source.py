@@ -54,7 +54,9 @@ SELECT pg_catalog.format('prepared transaction %L', gid), pg_catalog.format('rol
 FROM pg_catalog.pg_prepared_xacts"""
 
 _PUBLICATIONS: Final = """
-SELECT pubname::text, pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_catalog.pg_publication ORDER BY 1"""
+SELECT pubname::text, pubinsert, pubupdate, pubdelete, pubtruncate, {} FROM pg_catalog.pg_publication ORDER BY 1"""
+#: server_version_num of the first server whose publications may be of all sequences.
+_SEQUENCES_SINCE: Final = 190000
 
 # A published table and the partitions that hold its rows: whether UPDATE works is decided by the partition.
 _IDENTITIES: Final = """
@@ -184,7 +186,7 @@ async def read_source(
         server = await read_server(conn)
         (used_slots, senders, n_large), *_ = await read_rows(conn, _COUNTS)
         open_ = await read_rows(conn, _OPEN)
-        publications = await read_rows(conn, _PUBLICATIONS)
+        publications = await read_rows(conn, publications_query(server.version_num))
         identities = [_identity(row) for row in await read_rows(conn, _IDENTITIES, [list(source.publications)])]
         filters = await read_rows(conn, _FILTERS, [list(source.publications)])
         others = await read_rows(conn, _OTHERS)
@@ -192,9 +194,9 @@ async def read_source(
     findings += _of_room(server, facts, used_slots, senders, is_copy=is_copy)
     findings += _of_transactions(open_)
     tables: list[PublishedTable] = []
-    findings += _of_publications(publications, config)
+    findings += findings_of_publications(publications, config)
     publications = [row for row in publications if row[0] in source.publications]
-    operations = frozenset([word for _, *flags in publications for word, is_on in _operations(flags) if is_on])
+    operations = frozenset([word for _, *flags, _ in publications for word, is_on in _operations(flags) if is_on])
     try:
         tables = await published_tables(conn, source.publications, config.mapping)
     except (SourceRefused, TargetRefused) as error:
@@ -250,7 +252,7 @@ def findings_of_publisher(facts: SourceFacts, config: Config) -> Iterator[Findin
     try:
         refusals.check_server(facts)
     except SourceRefused as error:
-        code = Code.SOURCE_STANDBY if facts.wal_level == "logical" else Code.WAL_LEVEL
+        code = Code.SOURCE_STANDBY if refusals.decodes(facts) else Code.WAL_LEVEL
         fix = "" if code is Code.SOURCE_STANDBY else "ALTER SYSTEM SET wal_level = 'logical';  -- then restart"
         yield Finding(code=code, found=str(error).removeprefix("source: "), fix=fix)
     if facts.is_in_recovery and not facts.hot_standby_feedback:
@@ -325,7 +327,7 @@ def _of_room(server: Server, facts: SourceFacts, used_slots: int, senders: int, 
 
 def _of_slot(facts: SourceFacts, config: Config) -> Iterator[Finding]:
     name, found = config.source.slot, facts.slot
-    if found is None or facts.wal_level != "logical":
+    if found is None or not refusals.decodes(facts):
         return
     try:
         refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)
@@ -347,7 +349,13 @@ def _of_transactions(rows: Sequence[tuple[Any, ...]]) -> Iterator[Finding]:
         yield Finding(code=Code.OPEN_TRANSACTION, object=what, found=f"{what} ({who}) is {age_s:,.0f} s old", fix=fix)
 
 
-def _of_publications(rows: Sequence[tuple[Any, ...]], config: Config) -> Iterator[Finding]:
+def publications_query(version_num: int) -> str:
+    """Return the query for the publications of a server of this version, and what they publish."""
+    return _PUBLICATIONS.format("puballsequences" if version_num >= _SEQUENCES_SINCE else "false")
+
+
+def findings_of_publications(rows: Sequence[tuple[Any, ...]], config: Config) -> Iterator[Finding]:
+    """Yield findings of the publications, as `publications_query` gives them. Pure."""
     there = {row[0]: sql.Identifier(row[0]).as_string(None) for row in rows}
     for name in config.source.publications:
         if name not in there:
@@ -357,7 +365,12 @@ def _of_publications(rows: Sequence[tuple[Any, ...]], config: Config) -> Iterato
                 found=f"no publication {quoted_name} in this database; there is {few(list(there.values())) or 'none'}",
                 fix=f"CREATE PUBLICATION {quoted_name} FOR TABLE ...;",
             )  # fmt: skip
-    for name, *published in rows:
+    for name, *published, has_sequences in rows:
+        if has_sequences and name in config.source.publications:
+            yield Finding(
+                code=Code.SEQUENCES_PUBLISHED, object=there[name],
+                found=f"publication {there[name]} publishes all sequences",
+            )  # fmt: skip
         left_out = [word for word, is_on in _operations(published) if not is_on]
         if left_out and name in config.source.publications:
             quoted_name = there[name]

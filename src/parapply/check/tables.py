@@ -22,6 +22,7 @@ from parapply.plan.table import Lane, TableFacts, TablePlan
 from parapply.quoting import shown
 from parapply.target.catalogue import facts, match
 from parapply.target.session.settings import target_errors
+from parapply.target.sql.own_rows import own_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,7 +52,8 @@ async def read_tables(
     Raises:
         TargetLost: the connection broke.
     """
-    names = [config.mapping.target_of(relation.full_name) for relation in source.relations]
+    places = [config.mapping.target_of(relation.full_name) for relation in source.relations]
+    names = list(dict.fromkeys(places))
     role = config.target.session_replication_role
     found = await facts.load_many(conn, names, role=role)
     there = [each for each in found.values() if isinstance(each, TableFacts)]
@@ -63,7 +65,7 @@ async def read_tables(
     findings = list(findings_of_types(source.types, types))
     plans: list[TablePlan] = []
     changing = source.changing()
-    for relation, name in zip(source.relations, names, strict=True):
+    for relation, name in zip(source.relations, places, strict=True):
         target = found.get(name)
         if target is None:
             if not wanted.brings_schema:
@@ -74,7 +76,8 @@ async def read_tables(
             continue
         if name in denied:
             findings.append(_denied(name, denied[name], sql.Identifier(conn.info.user).as_string(None), privileges))
-        sent = {column.name for column in relation.columns}
+        constants = config.mapping.constants_of(relation.full_name)
+        sent = {column.name for column in relation.columns} | constants.keys()
         findings += findings_of_shape(name, sent, source.shapes[relation.full_name], shapes[name], target)
         plan = _plan(relation, target, config)
         if isinstance(plan, Finding):
@@ -107,16 +110,17 @@ def _denied(name: Name, error: TargetRefused, role: str, privileges: Sequence[st
 def _plan(relation: Relation, target: TableFacts, config: Config) -> TablePlan | Finding:
     setting = config.apply.tables.get(relation.qualified_name)
     table = shown(target.schema, target.name)
+    constants = config.mapping.constants_of(relation.full_name)
     if config.target.apply_as == "owner":
         try:
-            sent = {column.name for column in relation.columns}
+            sent = {column.name for column in relation.columns} | constants.keys()
             facts.refuse_foreign_code(f"{target.schema}.{target.name}", target.foreign, sent)
         except TargetRefused as error:
             return Finding(code=Code.OWNER_CODE, object=table, found=str(error))
     try:
         return match.match(
             relation, target, parallel=setting.parallel if setting else "auto",
-            is_relaxed=config.apply.commit_order == "relaxed", apply_as=config.target.apply_as,
+            is_relaxed=config.apply.commit_order == "relaxed", apply_as=config.target.apply_as, constants=constants,
         )  # fmt: skip
     except TargetRefused as error:
         return Finding(code=Code.COLUMNS_REFUSED, object=table, found=str(error))
@@ -134,7 +138,7 @@ def _of_plan(plan: TablePlan, *, can_change: bool, is_replica: bool) -> Iterator
     if plan.refusal and can_change:
         yield Finding(code=Code.UPDATES_REFUSED, object=table, found=plan.refusal)
     if plan.lane is Lane.SERIAL and not plan.reason.startswith("serial: the configuration"):
-        ways = [f'[apply.tables."{plan.relation.qualified_name}"] parallel = "always"']
+        ways = [f'[apply.tables."{plan.relation.qualified_name}"] parallel = "{how}"' for how in ("ordered", "always")]
         ways += _disable(table, plan.facts) if is_replica else []
         yield Finding(code=Code.CODE_RUNS, object=table, found=f"{table}: {plan.reason}", fix="  -- or: ".join(ways))
     elif plan.is_full and can_change:
@@ -164,6 +168,13 @@ def _disable(table: str, target: TableFacts) -> list[str]:
     return ["; ".join(f"ALTER TABLE {table} ENABLE {word}" for word in words) + ";"] if words else []
 
 
+def _empties(table: PublishedTable) -> str:
+    relation = shown(*table.full_name)
+    if not table.constants:
+        return f"TRUNCATE {relation};"
+    return f"DELETE FROM {relation}{own_rows(table.constants).as_string(None)};"  # noqa: S608  names are quoted
+
+
 async def _of_rows(conn: Connection, tables: Sequence[PublishedTable], wanted: Wanted, config: Config) -> list[Finding]:
     code = Code.ROWS_EMPTIED if wanted.truncates else Code.ROWS_THERE
     return [
@@ -171,7 +182,7 @@ async def _of_rows(conn: Connection, tables: Sequence[PublishedTable], wanted: W
             code=code,
             object=shown(*table.full_name),
             found=f"{shown(*table.full_name)} holds rows already",
-            fix=f"TRUNCATE {shown(*table.full_name)};",
+            fix=_empties(table),
         )
         for table in await on_target.not_empty(conn, tables, config.target)
     ]

@@ -22,7 +22,7 @@ from parapply.check.source import few
 from parapply.conflict.rules import Rules
 from parapply.errors import TargetRefused
 from parapply.target.session import origins, prepared
-from parapply.target.session.settings import target_errors
+from parapply.target.session.settings import may_take_role, target_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 #: Sessions of a daemon besides its workers.
 _OTHER_SESSIONS: Final = 3
-#: server_version_num of the first server that lets a role set a parameter of superusers by a grant.
-_PARAMETER_GRANTS_SINCE: Final = 150000
 #: Locale providers as pg_database names them.
 _PROVIDERS: Final = {"c": "libc", "i": "ICU", "b": "built-in", "d": "default"}
 
@@ -57,7 +55,7 @@ class TargetSide(msgspec.Struct, frozen=True, kw_only=True):
     announced_pid: int  # of the session, at connection
     n_origins: int
     may_make_origins: bool
-    may_set_role: bool  # session_replication_role
+    may_set_role: bool  # session_replication_role, to what is configured
     state: tuple[tuple[bool, bool], ...]  # of the state schema if it exists: may be used and added to; has a version
     extensions: dict[str, str]  # version by name
     two_phase_error: str  # why prepared transactions cannot be applied; empty: they can, or need not
@@ -73,10 +71,7 @@ async def read_target(conn: Connection, config: Config) -> TargetSide:
         server = await read_server(conn)
         ((n_origins, may_make_origins),) = await read_rows(conn, _ORIGINS, [list(origins.FUNCTIONS)])
         state = await read_rows(conn, _STATE, [config.target.state_schema])
-        may_set_role = server.is_superuser
-        if not may_set_role and server.version_num >= _PARAMETER_GRANTS_SINCE:
-            query = "SELECT pg_catalog.has_parameter_privilege('session_replication_role', 'SET')"
-            ((may_set_role,),) = await read_rows(conn, query)
+        may_set_role = await may_take_role(conn, config.target.session_replication_role)
         extensions = dict(await read_rows(conn, "SELECT extname::text, extversion FROM pg_catalog.pg_extension"))
     two_phase_error = ""
     if config.source.two_phase:
@@ -95,7 +90,7 @@ def findings_of_target(target: TargetSide, config: Config, source: SourceSide) -
     server = target.server
     findings = list(_of_session(target))
     role = sql.Identifier(server.role).as_string(None)
-    if not target.may_set_role and config.target.session_replication_role != "origin":
+    if not target.may_set_role:
         findings.append(
             Finding(
                 code=Code.REPLICATION_ROLE,

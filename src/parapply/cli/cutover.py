@@ -88,7 +88,9 @@ the fence.""",
     metavar="S",
     help="Limit until all transactions have ended at the poolers.  [default: 10]",
 )
-@click.option("--leave-poolers", is_flag=True, help="Go on without the poolers that it has paused and are not named now.")
+@click.option(
+    "--leave-poolers", is_flag=True, help="Go on without the poolers that it has paused and are not named now."
+)
 def cutover(  # noqa: PLR0913  options
     *,
     reverse_path: Path | None,

@@ -1,4 +1,4 @@
-"""The commands that take one database or several: `check`, `status`, `verify`. Loaded when one is asked for."""
+"""The commands that take one database or several: `check`, `status`, `verify`, `drop`. Loaded when one is asked for."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import click
 
 from parapply.cli.main import _connection_options as connection_options
 from parapply.cli.several import Result, Several, configs, several_options
+from parapply.vocabulary import Provider
 
 if TYPE_CHECKING:
     from parapply.config import Config
+
+_PROVIDERS = click.Choice([provider.value for provider in Provider])
 
 
 def _heading(config: Config) -> None:
@@ -26,6 +29,7 @@ Examples:
   parapply check --source "host=a dbname=app" --target "host=b dbname=app" --slot app --publication app
   parapply check --config app.toml --copy
   parapply check --config app.toml --copy --schema
+  parapply check --config app.toml --copy --provider rds --target-provider azure
   parapply check --config app.toml --json | jq -r '.findings[] | select(.severity == "refused") | .fix'
 It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 3 or 4: `init` would refuse, and end so.""",
 )
@@ -35,6 +39,8 @@ It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 3 or 4: `init` wo
 @click.option("--schema", "brings_schema", is_flag=True, help="With --copy: tables that are missing will be made.")
 @click.option("--truncate", "truncates", is_flag=True, help="With --copy: tables that hold rows will be emptied.")
 @click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="Sessions of the copy.")
+@click.option("--provider", type=_PROVIDERS, help="Also look at the rules of this service, which runs the publisher.")
+@click.option("--target-provider", type=_PROVIDERS, help="The same for the service that runs the target.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
 def check(
     *,
@@ -42,6 +48,8 @@ def check(
     brings_schema: bool,
     truncates: bool,
     connections: int,
+    provider: str | None,
+    target_provider: str | None,
     as_json: bool,
     **options: Any,  # noqa: ANN401  click's options
 ) -> int:
@@ -51,7 +59,11 @@ def check(
     found = configs(options)
     from parapply.check import command, look, show  # noqa: PLC0415
 
-    how = look.CheckOptions(is_copy=is_copy, brings_schema=brings_schema, truncates=truncates, connections=connections)
+    how = look.CheckOptions(
+        is_copy=is_copy, brings_schema=brings_schema, truncates=truncates, connections=connections,
+        provider=None if provider is None else Provider(provider),
+        target_provider=None if target_provider is None else Provider(target_provider),
+    )  # fmt: skip
     if not isinstance(found, Several):
         return command.check(found, how, as_json=as_json)
 
@@ -171,3 +183,31 @@ def verify(
         return Result(0 if result.is_equal else 1, said, command.document(result.verdicts, result.taken))
 
     return found.each(one, as_json=as_json)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  parapply drop --config app.toml
+  parapply drop --config app.toml --yes
+  parapply drop --config fleet.toml --exclude-databases billing""",
+)
+@connection_options
+@several_options
+@click.option("--yes", "assume_yes", is_flag=True, help="Do not ask.")
+def drop(*, assume_yes: bool, **options: Any) -> int:  # noqa: ANN401  click's options
+    """Remove the slot and the state; ask first, once for several databases."""
+    found = configs(options, "source.publications")
+    from parapply.commands import lifecycle  # noqa: PLC0415
+
+    if not isinstance(found, Several):
+        lifecycle.drop(found, assume_yes)
+        return 0
+    if not assume_yes:
+        lifecycle.ask(list(found.configs.values()))
+
+    def one(config: Config) -> Result:
+        _heading(config)
+        return Result(0, "dropped" if asyncio.run(lifecycle.drop_one(config)) else "neither slot nor state")
+
+    return found.each(one, as_json=False)

@@ -149,15 +149,19 @@ def _flags(options: dict[str, Any]) -> dict[str, Any]:
 #: 4 ms of every other command's start.
 _LATER = {
     "check": ("parapply.cli.databases", "check"),
+    "drop": ("parapply.cli.databases", "drop"),
     "status": ("parapply.cli.databases", "status"),
     "verify": ("parapply.cli.databases", "verify"),
     "bench": ("parapply.cli.bench", "bench"),
+    "capture": ("parapply.cli.capture", "capture"),
     "conflicts": ("parapply.cli.conflicts", "conflicts"),
     "cutover": ("parapply.cli.cutover", "cutover"),
     "heal": ("parapply.cli.heal", "heal"),
     "migrate": ("parapply.cli.migrate", "migrate"),
+    "seed": ("parapply.cli.seed", "seed"),
     "skip": ("parapply.cli.conflicts", "skip"),
     "pause": ("parapply.cli.pause", "pause"),
+    "replay": ("parapply.cli.capture", "replay"),
     "resume": ("parapply.cli.pause", "resume"),
     "top": ("parapply.cli.top", "top"),
     "report": ("parapply.analysis.command", "report"),
@@ -435,22 +439,6 @@ def sequences(
 
     how = SequenceOptions(ahead=ahead, is_exact=is_exact, is_dry=is_dry)
     return copy_sequences(config, how, as_json=as_json)
-
-
-@cli.command(
-    epilog="""\b
-Examples:
-  parapply drop --config app.toml
-  parapply drop --config app.toml --yes""",
-)
-@_connection_options
-@click.option("--yes", "assume_yes", is_flag=True, help="Do not ask.")
-def drop(*, assume_yes: bool, **options: Any) -> None:  # noqa: ANN401  click's options
-    """Remove the slot and the state; ask first."""
-    config = _load(options, "source.publications")
-    from parapply.commands import lifecycle  # noqa: PLC0415
-
-    lifecycle.drop(config, assume_yes)
 
 
 @cli.command(

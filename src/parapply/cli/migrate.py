@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import re
 from pathlib import Path
@@ -11,11 +13,13 @@ import click
 
 from parapply.cli.main import _connection_options as connection_options
 from parapply.cli.main import _light_start as light_start
-from parapply.cli.main import _load as load
+from parapply.cli.several import Result, Several, configs, several_options, worst
+from parapply.printable import printable
 from parapply.vocabulary import MigrationStep
 
 if TYPE_CHECKING:
     from parapply.config import Config
+    from parapply.migrate.options import MigrateOptions
 
 _EPILOG = """\b
 Examples:
@@ -24,9 +28,12 @@ Examples:
   parapply migrate --config app.toml --no-owner --no-privileges --large-objects copy
   parapply migrate --config app.toml --only analyze
   parapply migrate --config app.toml --show
+  parapply migrate --config all.toml --all-databases --exclude-databases postgres --roles --run-config fleet.toml
 Steps: check, roles (with --roles), schema, copy, indexes, catch-up, constraints, large-objects, unlogged, sequences,
 analyze, views, follow. Interrupted, the same command goes on. The daemon is a separate process and stays when this
-command ends. pg_dump of the source's version or newer is on PATH or in --pg-bin."""
+command ends. pg_dump of the source's version or newer is on PATH or in --pg-bin.
+Of several databases, those that are missing on the target are made, connections and rate are shared, and
+`parapply run` is left to you."""
 
 _UNITS: Final = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3}
 _RATE: Final = re.compile(r"(\d+)([KMG]?)")
@@ -53,6 +60,7 @@ _OUTSIDE = click.Choice(["refuse", "copy", "skip"])
 
 @click.command(epilog=_EPILOG)
 @connection_options
+@several_options
 @click.option("--include", metavar="PATTERN", multiple=True, help="Only tables like schema.table; * and ?; repeatable.")
 @click.option("--exclude", metavar="PATTERN", multiple=True, help="No tables like schema.table; repeatable.")
 @click.option("--roles", "has_roles", is_flag=True, help="Make roles that the target does not have.")
@@ -91,8 +99,18 @@ _OUTSIDE = click.Choice(["refuse", "copy", "skip"])
 )
 @click.option("--no-wait", is_flag=True, help="End as soon as the lag is small; the daemon continues.")
 @click.option(
-    "--daemon-log", metavar="FILE", type=click.Path(path_type=Path), help="Log of the daemon.  [default: SLOT.log]"
+    "--daemon-log",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Log of the daemon; of several databases a folder.  [default: SLOT.log]",
 )
+@click.option(
+    "--run-config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Of several: write the file by which `parapply run` follows them.",
+)
+@click.option("--dry-run", "is_dry", is_flag=True, help="Of several: only name what would be done.")
 @click.option("--show", "is_show", is_flag=True, help="Only print how far each step is.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON document a line for programs.")
 def migrate(  # noqa: PLR0913  one for each option
@@ -116,6 +134,8 @@ def migrate(  # noqa: PLR0913  one for each option
     max_lag_s: float,
     no_wait: bool,
     daemon_log: Path | None,
+    run_config: Path | None,
+    is_dry: bool,
     is_show: bool,
     as_json: bool,
     **options: Any,  # noqa: ANN401  click's options
@@ -124,11 +144,11 @@ def migrate(  # noqa: PLR0913  one for each option
     if only and (first or last):
         raise click.UsageError("--only stands alone, without --from and --to")
     with light_start():
-        config = load(options)
+        found = configs(options)
         from parapply.migrate import command, show  # noqa: PLC0415
         from parapply.migrate.options import Choice, MigrateOptions  # noqa: PLC0415
     if is_show:
-        return show.show_steps(config, as_json=as_json)
+        return _show(found, as_json=as_json) if isinstance(found, Several) else show.show_steps(found, as_json=as_json)
     how = MigrateOptions(
         choice=Choice(
             include=include, exclude=exclude, has_owners=not no_owner, has_privileges=not no_privileges,
@@ -146,11 +166,103 @@ def migrate(  # noqa: PLR0913  one for each option
         is_waiting=not no_wait,
         max_lag_s=max_lag_s,
         as_json=as_json,
+    )  # fmt: skip
+    if isinstance(found, Several):
+        return _Several(found, how, options, daemon_log).migrate(run_config, is_dry=is_dry)
+    if run_config or is_dry:
+        raise click.UsageError("--run-config and --dry-run belong to several databases")
+    return command.migrate(found, _with_daemon(how, options, found, daemon_log))
+
+
+def _with_daemon(how: MigrateOptions, options: dict[str, Any], config: Config, log: Path | None) -> MigrateOptions:
+    """Return the options with the daemon that they start."""
+    from msgspec.structs import replace  # noqa: PLC0415
+
+    return replace(
+        how,
         run_arguments=tuple(_run_arguments(options, config)),
         run_environ=tuple(_run_environ(config).items()),
-        daemon_log=daemon_log or Path(f"{config.source.slot}.log"),
-    )  # fmt: skip
-    return command.migrate(config, how)
+        daemon_log=log or Path(f"{config.source.slot}.log"),
+    )
+
+
+def _show(found: Several, *, as_json: bool) -> int:
+    import msgspec  # noqa: PLC0415
+
+    from parapply.migrate import show  # noqa: PLC0415
+
+    def one(config: Config) -> Result:
+        known = asyncio.run(show.steps(config))
+        latest = max(known.values(), key=lambda row: row.started_at, default=None)
+        said = "not begun" if latest is None else f"{latest.step}: {latest.state} {latest.detail}"
+        return Result(0, said, {"steps": [msgspec.to_builtins(row) for row in known.values()]})
+
+    return found.each(one, as_json=as_json)
+
+
+class _Several:
+    """Several databases of one command."""
+
+    def __init__(self, found: Several, how: MigrateOptions, options: dict[str, Any], log_folder: Path | None) -> None:
+        if MigrationStep.FOLLOW in {how.only, how.first, how.last}:
+            raise click.UsageError(f"{MigrationStep.FOLLOW} is of one database: `parapply run` follows several")
+        self._found = found
+        self._how = how
+        self._options = options
+        self._log_folder = log_folder or Path()
+
+    def migrate(self, run_config: Path | None, *, is_dry: bool) -> int:
+        """Migrate them, and report the file by which a daemon follows them."""
+        from parapply.migrate import several  # noqa: PLC0415
+
+        if run_config is not None:
+            if self._found.is_of_file:
+                raise click.UsageError("--run-config: the configuration names the databases, and is that file")
+            path = self._options["config_path"]
+            if path is not None and not path.is_file():
+                # A pipe would be empty by then.
+                raise click.UsageError(f"--run-config: {path} is no regular file, so it cannot be read again")
+            several.listed(run_config)
+        members = {}
+        for name, config in self._found.configs.items():
+            log = self._log_folder / f"{config.source.slot}.log"
+            members[name] = several.Member(config, _with_daemon(self._how, self._named(name, config), config, log))
+        ended, missing = several.migrate(members, is_dry=is_dry)
+        found = {name: Result(one.exit_code, one.said, one.report(), one.error) for name, one in ended.items()}
+        if self._how.as_json:
+            servers = {"servers": [one._asdict() for one in missing]} if is_dry else {}
+            click.echo(json.dumps({**self._found.document(found), **servers}))
+        else:
+            for one in missing:
+                click.echo(printable(f"would make roles: {', '.join(one.roles) or 'none'}"))
+                click.echo(printable(f"would make tablespaces: {', '.join(one.tablespaces) or 'none'}"))
+            self._found.print(found)
+        if not is_dry:
+            self._say_next([name for name, one in ended.items() if one.is_complete], run_config)
+        return worst(found)
+
+    def _named(self, name: str, config: Config) -> dict[str, Any]:
+        """Return the options of a daemon that brings one database forward during the migration."""
+        overrides = self._options["overrides"]
+        if config.metrics.listen is not None:
+            # Several may run at the same time, and the address is of one.
+            overrides = (*overrides, "metrics.listen=127.0.0.1:0")
+        return {**self._options, "database": name if self._found.is_of_file else None, "overrides": overrides}
+
+    def _say_next(self, done: list[str], run_config: Path | None) -> None:
+        from parapply.migrate import several  # noqa: PLC0415
+
+        path = self._options["config_path"]
+        if not done:
+            return
+        if self._found.is_of_file:
+            text = f"next: parapply run --config {path}"
+        elif run_config is not None:
+            several.write_run_config(run_config, done, path)
+            text = f"next: parapply run --config {run_config}"
+        else:
+            text = f"next: the first line of the file for `parapply run`: {several.databases_line(done)}"
+        click.echo(text, err=self._how.as_json)
 
 
 #: Settings that the daemon gets through its environment, because every user of the machine can read arguments.
@@ -158,12 +270,16 @@ _SECRETS: Final = ("source.dsn", "target.dsn")
 
 
 def _run_arguments(options: dict[str, Any], config: Config) -> list[str]:
-    path = options["config_path"]
+    path, database, slot = options["config_path"], options["database"], config.source.slot
     overrides = [one for one in options["overrides"] if one.partition("=")[0].strip() not in _SECRETS]
+    if database is not None:
+        # Its entry makes the slot's name of the shared one.
+        slot = options["slot"]
     return [
         *(["--config", str(path)] if path else []),
-        *["--slot", config.source.slot],
-        *[word for name in config.source.publications for word in ("--publication", name)],
+        *([f"--database={database}"] if database is not None else []),
+        *([f"--slot={slot}"] if slot else []),
+        *[f"--publication={name}" for name in config.source.publications],
         *[word for one in overrides for word in ("--set", one)],
     ]
 

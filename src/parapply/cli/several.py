@@ -35,6 +35,7 @@ class Result(NamedTuple):
     exit_code: int
     said: str  # for the table
     report: dict[str, Any] | None = None  # as --json has it for a single database
+    error: ParapplyError | None = None  # that is the result
 
 
 class Several(NamedTuple):
@@ -42,38 +43,35 @@ class Several(NamedTuple):
 
     configs: dict[str, Config]  # by name
     left_out: dict[str, str]  # the reason by name
+    is_of_file: bool  # which names them
 
     def each(self, do: Callable[[Config], Result], *, as_json: bool) -> int:
         """Do something for each database, print all results, and return the worst exit code."""
-        from parapply.logs import redact_text  # noqa: PLC0415
-
         found: dict[str, Result] = {}
-        errors: dict[str, ParapplyError] = {}
         for name, config in self.configs.items():
             try:
                 found[name] = do(config)
             except ParapplyError as error:
-                errors[name] = error
-                found[name] = Result(error.exit_code, redact_text(error.line()))
-        code = max([one.exit_code for one in found.values()], default=0)
+                found[name] = Result(error.exit_code, "", error=error)
         if as_json:
-            click.echo(json.dumps(self._document(found, errors, code), indent=2))
+            click.echo(json.dumps(self.document(found), indent=2))
         else:
-            self._print(found)
-        return code
+            self.print(found)
+        return worst(found)
 
-    def _document(self, found: dict[str, Result], errors: dict[str, ParapplyError], code: int) -> dict[str, Any]:
+    def document(self, found: dict[str, Result]) -> dict[str, Any]:
+        """Return all results for programs."""
         from parapply.logs import redact_text  # noqa: PLC0415
 
         return {
-            "exit_code": code,
+            "exit_code": worst(found),
             "databases": [
                 {
                     "database": name,
                     "slot_name": self.configs[name].source.slot,
                     "exit_code": one.exit_code,
-                    "error": redact_text(str(errors[name])) if name in errors else None,
-                    "hint": errors[name].hint if name in errors else None,
+                    "error": redact_text(str(one.error)) if one.error else None,
+                    "hint": one.error.hint if one.error else None,
                     "report": one.report,
                 }
                 for name, one in found.items()
@@ -81,10 +79,18 @@ class Several(NamedTuple):
             "left_out": [{"database": name, "reason": reason} for name, reason in self.left_out.items()],
         }
 
-    def _print(self, found: dict[str, Result]) -> None:
+    def print(self, found: dict[str, Result]) -> None:
+        """Print a line for each result."""
+        from parapply.logs import redact_text  # noqa: PLC0415
+
         rows = [("database", "slot", "exit", "result")]
         rows += [
-            (printable(name), self.configs[name].source.slot, str(one.exit_code), printable(one.said))
+            (
+                printable(name),
+                self.configs[name].source.slot,
+                str(one.exit_code),
+                redact_text(one.error.line()) if one.error else printable(one.said),
+            )
             for name, one in found.items()
         ]
         widths = [max([len(row[at]) for row in rows]) for at in range(3)]
@@ -92,8 +98,17 @@ class Several(NamedTuple):
             # Never wrapped or cut, so that it can be searched and copied.
             padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
             click.echo("  ".join([*padded, said]))
+        self.print_left_out()
+
+    def print_left_out(self) -> None:
+        """Print a line for each database that is left out."""
         for name, reason in self.left_out.items():
             click.echo(f"left out: {printable(name)}: {reason}")
+
+
+def worst(found: dict[str, Result]) -> int:
+    """Return the exit code of all together."""
+    return max([one.exit_code for one in found.values()], default=0)
 
 
 def several_options(command: _Command) -> _Command:
@@ -138,22 +153,23 @@ def configs(options: dict[str, Any], *not_needed: str) -> Config | Several:
     required = [key for key in REQUIRED if key not in not_needed]
     layers = read_layers(options["config_path"], options["overrides"], flags_of(options), os.environ)
     left_out: dict[str, str] = {}
+    is_of_file = layers.databases is not None
     if layers.databases is None:
         if not is_asked:
             return one_of(config_of(layers, required), options["database"])
         # The name of each slot begins with the shared one.
         shared = config_of(layers, [*required, "source.dsn", "source.slot"])
         names, left_out = asyncio.run(_databases(shared.source.login))
-        _check_named((*included, *excluded), names, left_out)
-        layers = layers._replace(databases=_chosen(names, included, excluded))
-        included = excluded = ()
+        layers = layers._replace(databases=names)
     fleet = fleet_of(layers, required)
     if options["database"] is not None:
         return one_of(fleet, options["database"])
     names = [one.name for one in fleet.databases]
     _check_named((*included, *excluded), names, left_out)
     chosen = _chosen(names, included, excluded)
-    return Several({name: one_of(fleet, name) for name in chosen}, left_out)
+    if not chosen:
+        raise ConfigError("no database is left", hint="exclude fewer of them")
+    return Several({name: one_of(fleet, name) for name in chosen}, left_out, is_of_file)
 
 
 async def _databases(login: Login) -> tuple[list[str], dict[str, str]]:

@@ -27,7 +27,8 @@ from parapply.target.state import slots as state
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from parapply.config import Config, MappingConfig
+    from parapply.config import Config
+    from parapply.config_mapping import MappingConfig
     from parapply.conflict.listing import Filter
     from parapply.target.session.settings import Connection
 

@@ -15,8 +15,10 @@ import click
 
 from parapply.connect import check_back, open_both
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
+from parapply.logs import redact_text
 from parapply.model import format_lsn, parse_lsn
 from parapply.plan.watermark import covers
+from parapply.printable import printable
 from parapply.source import refusals, slot
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.state import cutovers, migrations
@@ -26,10 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from parapply.config import Config
+    from parapply.connect import Connections
 
 #: Seconds between two looks at the progress: the first ones soon, for a read that follows its own write.
 _POLL_MIN_S = 0.02
 _POLL_MAX_S = 0.2
+#: Seconds for the walsender of a daemon that was killed just now to end: it sees that only when it next sends or reads.
+_READER_ENDS_S = 5.0
 
 
 @asynccontextmanager
@@ -59,27 +64,64 @@ def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command
         LeaseHeld: a daemon runs.
         SourceRefused, SourceLost, TargetRefused, TargetLost: an end is not there or refuses.
     """
-    asyncio.run(_drop(config, assume_yes=assume_yes))
+    asyncio.run(drop_one(config, assume_yes=assume_yes))
 
 
-async def _drop(config: Config, *, assume_yes: bool) -> None:
+def ask(configs: Sequence[Config]) -> None:
+    """Name the slots of several databases, and ask once whether they may go.
+
+    Raises:
+        ParapplyError: they may not.
+    """
+    for config in configs:
+        try:
+            text = asyncio.run(_described(config))
+        except ParapplyError as error:
+            # It also ends the removal of this one.
+            text = redact_text(error.line())
+        click.echo(f"slot {config.source.slot!r}: {text}")
+    if not click.confirm(f"Drop these {len(configs)} slots on the source and their states on the target?"):
+        raise ParapplyError("nothing was dropped", hint="answer y, or give --yes")
+
+
+async def _described(config: Config) -> str:
+    async with open_both(config, "drop") as ends:
+        facts, found = await _look(config, ends)
+    if facts.slot is None and found is None:
+        return "neither slot nor state"
+    return f"of database {printable(facts.database)!r}{_applied(found)}"
+
+
+def _applied(found: state.SlotState | None) -> str:
+    return f" (applied up to {format_lsn(found.low_lsn)})" if found else ""
+
+
+async def _look(config: Config, ends: Connections) -> tuple[slot.SourceFacts, state.SlotState | None]:
+    """Return the slot as both ends know it."""
+    schema, name = config.target.state_schema, config.source.slot
+    facts = await slot.inspect(ends.source, name)
+    if not await state.has_schema(ends.target, schema):
+        return facts, None
+    return facts, await state.load(ends.target, schema, name, facts.system_identifier)
+
+
+async def drop_one(config: Config, *, assume_yes: bool = True) -> bool:
+    """Do what `drop` does, and return whether something existed; errors as there."""
     schema, name = config.target.state_schema, config.source.slot
     async with open_both(config, "drop") as ends:
-        facts = await slot.inspect(ends.source, name)
-        found = None
-        if await state.has_schema(ends.target, schema):
-            found = await state.load(ends.target, schema, name, facts.system_identifier)
+        await _wait_until_idle(ends.source, name)
+        facts, found = await _look(config, ends)
         if facts.slot is None and found is None:
             if await _forget_migration(config, ends.target, facts):
-                return
+                return True
             click.echo(f"slot {name!r}: neither slot nor state; nothing to do")
-            return
+            return False
         refusals.check_own_and_idle(facts)
         await check_back(config, ends.source, facts)
-        if not assume_yes:
-            at = f" (applied up to {format_lsn(found.low_lsn)})" if found else ""
-            if not click.confirm(f"Drop slot {name!r}{at} on the source and its state on the target?"):
-                raise ParapplyError("nothing was dropped", hint="answer y, or give --yes")
+        if not assume_yes and not click.confirm(
+            f"Drop slot {name!r}{_applied(found)} on the source and its state on the target?"
+        ):
+            raise ParapplyError("nothing was dropped", hint="answer y, or give --yes")
         if found:
             # A daemon that still runs would go on applying without a record.
             await lease.take_lease(ends.target, found.slot_id, 0)
@@ -91,6 +133,17 @@ async def _drop(config: Config, *, assume_yes: bool) -> None:
             click.echo(f"source: slot {name!r} dropped")
         if found:
             await _remove_state(ends.target, schema, found.slot_id, name)
+    return True
+
+
+async def _wait_until_idle(source: slot.Connection, name: str) -> None:
+    """Return once no process reads a slot, or after `_READER_ENDS_S`."""
+    until_s = time.monotonic() + _READER_ENDS_S
+    while time.monotonic() < until_s:
+        facts = await slot.inspect(source, name)
+        if facts.slot is None or facts.slot.active_pid is None:
+            return
+        await asyncio.sleep(_POLL_MAX_S)
 
 
 async def _forget_migration(config: Config, target: settings.Connection, facts: slot.SourceFacts) -> bool:

@@ -239,7 +239,7 @@ class LocalRows:
 
 def _new_row(change: RowChange, own: LocalRow | None, shape: _Shape) -> tuple[str, list[bytes | None]]:
     """Return the new row as a relation whose columns have the table's names and types, and its parameters."""
-    sent: dict[str, bytes | None] = {}
+    sent: dict[str, bytes | None] = {one.column.name: one.text.encode() for one in change.plan.constants}
     new: Row = change.new or []
     for facts, value in zip(change.plan.columns, new, strict=True):
         if value is not UNCHANGED:

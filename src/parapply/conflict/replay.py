@@ -23,16 +23,18 @@ from parapply.conflict.changes import RESTARTS_IDENTITY, listed_tables
 from parapply.errors import TargetRefused
 from parapply.quoting import identifier, literal
 from parapply.target.catalogue import facts as catalogue
+from parapply.target.catalogue.constants import constants_of
 from parapply.target.session.settings import target_errors
 from parapply.target.sql.conditions import column_holds, table_name
-from parapply.target.sql.statements import truncate
+from parapply.target.sql.statements import emptying
 from parapply.target.state.schema import in_schema
 from parapply.vocabulary import ConflictOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.config import MappingConfig, TargetConfig
+    from parapply.config import TargetConfig
+    from parapply.config_mapping import MappingConfig
     from parapply.plan.table import ColumnFacts, TableFacts
     from parapply.target.session.settings import Connection
 
@@ -95,18 +97,23 @@ async def _check_code(conn: Connection, conflict: _Row, mapping: MappingConfig) 
     # Only a new row has defaults.
     sent = conflict["remote_row"] or () if conflict["operation"] in ("insert", "update") else None
     for there in tables:
-        await catalogue.check_foreign_code(conn, *mapping.target_of(there), sent)
+        more = () if sent is None else mapping.constants_of(there)
+        await catalogue.check_foreign_code(conn, *mapping.target_of(there), None if sent is None else {*sent, *more})
 
 
 async def _one(conn: Connection, role: str, conflict: _Row, mapping: MappingConfig) -> Effect:
-    here = mapping.target_of((conflict["schema_name"], conflict["table_name"]))
+    there = conflict["schema_name"], conflict["table_name"]
+    here, fixed = mapping.target_of(there), mapping.constants_of(there)
     name = ".".join(here)
     facts = await catalogue.load_facts(conn, *here, role=role)
     if facts is None:
         raise TargetRefused(f"target table {name} does not exist", hint="create it, or drop the conflict")
     if conflict["operation"] == "truncate":
         return await _truncate(conn, role, conflict, mapping)
-    key, row = conflict["key"] or {}, conflict["remote_row"] or {}
+    constants_of(facts, fixed, conflict["remote_row"] or ())
+    key, row = conflict["key"] or {}, {**(conflict["remote_row"] or {}), **fixed}
+    # Without a key no row is looked for, and the constants alone find any.
+    key = {**key, **fixed} if key else key
     if not facts.key_columns and conflict["replayed_at"] is not None:
         why = f"it was replayed at {conflict['replayed_at']}, and without a key its row cannot be told from others"
         return _nothing(conflict, name, why)
@@ -195,10 +202,10 @@ async def _truncate(conn: Connection, role: str, conflict: _Row, mapping: Mappin
         facts = await catalogue.load_facts(conn, *here, role=role)
         if facts is None:
             raise TargetRefused(f"target table {'.'.join(here)} does not exist", hint="create it, or drop the conflict")
-        tables.append(facts)
-    made = truncate(tables, restart_identity=key.get(RESTARTS_IDENTITY) == "true")
-    await _rows(conn, made.text.decode("utf-8", "surrogateescape"), [])
-    names = ", ".join(f"{facts.schema}.{facts.name}" for facts in tables)
+        tables.append((facts, constants_of(facts, mapping.constants_of(there), ())))
+    for made in emptying(tables, restart_identity=key.get(RESTARTS_IDENTITY) == "true"):
+        await _rows(conn, made.text.decode("utf-8", "surrogateescape"), [])
+    names = ", ".join(f"{facts.schema}.{facts.name}" for facts, _ in tables)
     return Effect(conflict_id=conflict["conflict_id"], table=names, action="truncate", before=None, after=None)
 
 

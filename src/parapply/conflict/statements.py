@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from parapply.quoting import identifier, literal
 from parapply.target.session.pipeline import Statement
-from parapply.target.sql.conditions import key_condition, row_condition, table_name
+from parapply.target.sql.conditions import constants_hold, key_condition, row_condition, table_name
 from parapply.target.sql.statements import Sql
 
 if TYPE_CHECKING:
@@ -34,8 +34,11 @@ def found_by(plan: TablePlan, first: int) -> tuple[str, tuple[int, ...]]:
     """Return the condition for a change's old row on `t`, parameters from `$first` on, and their wire positions."""
     if plan.is_full:
         positions = tuple(range(len(plan.columns)))
-        return row_condition(plan.columns, first), positions
-    return key_condition([plan.columns[position] for position in plan.key_positions], first), plan.key_positions
+        found = row_condition(plan.columns, first)
+    else:
+        positions = plan.key_positions
+        found = key_condition([plan.columns[position] for position in positions], first)
+    return f"{found} AND {constants_hold(plan.constants)}" if plan.constants else found, positions
 
 
 def row_as_text(plan: TablePlan) -> str:

@@ -42,6 +42,9 @@ BINARY_TYPES = frozenset(
     }
 )
 
+#: Names of the types of constants, by OID; any other constant comes as text.
+CONSTANT_TYPES = {16: "bool", 20: "int8", 21: "int2", 23: "int4", 25: "text", 1043: "varchar", 2950: "uuid"}
+
 
 def is_binary(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
     """Return whether a table's rows can go in binary.
@@ -50,7 +53,7 @@ def is_binary(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
         table: as published, with the publisher's types.
         target_types: OID of each column's type on the target.
     """
-    return all(
+    return all(target_types.get(column) in CONSTANT_TYPES for column in table.constants) and all(
         type_oid in BINARY_TYPES and target_types.get(column) == type_oid
         for column, type_oid in zip(table.columns, table.types, strict=True)
     )

@@ -86,9 +86,9 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
     """
     schema = config.target.state_schema
     dumped = b""
-    if options.brings_schema and any(table.target for table in tables):
+    if options.brings_schema and not config.mapping.is_empty:
         raise ConfigError(
-            "--schema makes the tables by the publisher's names, and [mapping] says others",
+            "--schema makes the tables as they are on the publisher, and [mapping] says otherwise",
             hint="make the tables on the target by hand, or leave out --schema",
         )
     if options.brings_schema:
@@ -560,9 +560,9 @@ async def _check_target(
     """
     here = [table.here() for table in tables]
     await on_target.check_columns(target, here, may_be_made=begun is None)
-    begun = {table.here().full_name for table in tables if table.full_name in (begun or ())}
+    begun_oids = {table.oid for table in tables if table.full_name in (begun or ())}
     full = await on_target.not_empty(target, here, config.target)
-    foreign = [table.text for table in full if table.full_name not in begun]
+    foreign = [table.text for table in full if table.oid not in begun_oids]
     if foreign and not options.truncates:
         raise TargetRefused(
             f"target: {_names(foreign)} hold rows already",
@@ -570,7 +570,7 @@ async def _check_target(
         )
     await on_target.check_access(target, here, emptied=full)
     if options.defers_indexes:
-        await on_target.check_owned(target, here)
+        await on_target.check_owned(target, [table for table in here if not table.constants])
 
 
 def _names(names: Sequence[str]) -> str:

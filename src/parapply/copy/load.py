@@ -20,9 +20,9 @@ from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.binary import is_binary
 from parapply.copy.parts import COPIED_PAGES, copy_in, copy_out
+from parapply.copy.places import Access, Places
 from parapply.copy.pump import pump
 from parapply.copy.queue import PartQueue
-from parapply.copy.rate import RateLimit
 from parapply.copy.writer import Writers
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.source import slot
@@ -78,13 +78,14 @@ class _Table:
         parts: list[Part],
         kept: Sequence[CopiedPart],
         *,
-        is_binary: bool,
+        target_types: Mapping[str, int],
         is_noted: bool,
     ) -> None:
         self.published = published
         self.parts = parts
         self.parts_left = len(parts)
-        self.is_binary = is_binary
+        self.target_types = target_types
+        self.is_binary = is_binary(published, target_types)
         self.is_noted = is_noted  # each part
         # Handed on to the target, of parts under way too.
         self.rows = sum(part.rows for part in kept)
@@ -97,7 +98,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     connections: int = 4  # on each side
     defers_indexes: bool = False  # drop those that no constraint needs, and make them after the rows
-    max_bytes_per_s: int = 0  # of all connections together; 0: no limit
+    access: Access | None = None  # to connections that several copies share; None: this one alone has all
 
 
 class CopyLoad:
@@ -130,7 +131,7 @@ class CopyLoad:
         self._shapes = shapes
         self._options = options
         self._watcher = watcher
-        self._limit = RateLimit(options.max_bytes_per_s)
+        self._access = options.access or Access(Places(options.connections))
         # Statements that make a table's indexes again which this copy or an interrupted one has dropped.
         self._indexes: dict[tuple[str, str], list[str]] = {}
         self._complete: asyncio.Queue[_Table] = asyncio.Queue()
@@ -158,7 +159,7 @@ class CopyLoad:
                     published,
                     parts,
                     done,
-                    is_binary=is_binary(published, of_target),
+                    target_types=of_target,
                     # One part is the table.
                     is_noted=len(parts) + len(done) > 1 and resume.may_resume(published, of_target),
                 )
@@ -170,7 +171,7 @@ class CopyLoad:
         for table in under_way:
             if not table.parts:
                 self._complete.put_nowait(table)
-        n_lanes = min(self._options.connections, len(parts))
+        n_lanes = min(self._access.connections, len(parts))
         try:
             async with asyncio.TaskGroup() as group:
                 for number in range(1, n_lanes + 1):
@@ -189,8 +190,9 @@ class CopyLoad:
         known = await copies.load(self._control, self._schema, self._slot_id)
         self._indexes = {row.name: list(row.indexes) for row in known.tables if row.indexes}
         if self._options.defers_indexes:
-            found = await on_target.deferrable_indexes(self._control, [table.here() for table in tables])
-            for table in tables:
+            alone = [table for table in tables if not table.constants]
+            found = await on_target.deferrable_indexes(self._control, [table.here() for table in alone])
+            for table in alone:
                 if indexes := found.get(table.here().full_name):
                     await self._drop_indexes(table.full_name, indexes)
         emptied = [table.here() for table in tables if table.oid not in kept]
@@ -199,7 +201,7 @@ class CopyLoad:
             async with target.transaction():
                 if self._config.target.apply_as == "owner":
                     for table in full:
-                        await check_foreign_code(target, *table.full_name, table.columns)
+                        await check_foreign_code(target, *table.full_name, table.filled)
                 await on_target.empty(target, full)
 
     async def _drop_indexes(self, name: Name, found: Sequence[Deferrable]) -> None:
@@ -213,6 +215,20 @@ class CopyLoad:
         self._indexes[name] = makes
 
     async def _lane(
+        self,
+        number: int,
+        queue: PartQueue,
+        tables: Mapping[Name, _Table],
+        snapshot: SourceSnapshot,
+        writers: Writers,
+    ) -> None:
+        async with self._access.lane():
+            # Others may have done the rest by now.
+            if queue.is_empty:
+                return
+            await self._work(number, queue, tables, snapshot, writers)
+
+    async def _work(
         self,
         number: int,
         queue: PartQueue,
@@ -249,15 +265,15 @@ class CopyLoad:
         # A part is noted in the transaction of its COPY, which ends only once the file is known to be the snapshot's.
         async with writer.transaction():
             if self._config.target.apply_as == "owner":
-                await check_foreign_code(target, *table.published.here().full_name, table.published.columns)
+                await check_foreign_code(target, *table.published.here().full_name, table.published.filled)
             n_rows, _ = await pump(
                 source,
                 target,
-                copy_out(table.published, part, is_binary=table.is_binary),
+                copy_out(table.published, part, is_binary=table.is_binary, target_types=table.target_types),
                 copy_in(table.published, is_binary=table.is_binary),
                 relation=table.published.text,
                 on_data=on_data,
-                limit=self._limit,
+                limit=self._access.limit,
             )
             await _check_file(source, part)
             await self._check_shape(table.published.here(), target)

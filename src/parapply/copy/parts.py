@@ -8,17 +8,21 @@ Source: PostgreSQL manual, "System Columns" (ctid), "COPY".
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from psycopg import sql
 
+from parapply.copy.binary import CONSTANT_TYPES
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from parapply.copy.leaves import Leaf
     from parapply.copy.published import PublishedTable
 
+_NO_TYPES: Final[Mapping[str, int]] = MappingProxyType({})
 #: Pages of a part that is copied: 16 MB with PostgreSQL's own page size. Small enough that connections end at about the
 #: same time, large enough that a part's start and commit, some milliseconds, cost little.
 COPIED_PAGES = 2048
@@ -67,12 +71,13 @@ def bounds(part: Part, column: str = "ctid", *, alias: str = "") -> sql.Composed
     return sql.SQL(" AND ").join(terms)
 
 
-def condition(part: Part, row_filter: str = "") -> sql.Composed:
+def condition(part: Part, row_filter: str | sql.Composed = "") -> sql.Composed:
     """Return WHERE and its condition, or nothing for all rows of the relation."""
     terms = [] if part.is_whole else [bounds(part)]
     if row_filter:
-        # The publisher's own text of an expression that it has checked.
-        terms.append(sql.SQL("({})").format(sql.SQL(row_filter)))
+        # The publisher's own text of an expression that it has checked, or ours.
+        text = sql.SQL(row_filter) if isinstance(row_filter, str) else row_filter
+        terms.append(sql.SQL("({})").format(text))
     return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(terms) if terms else sql.Composed([])
 
 
@@ -81,12 +86,22 @@ def column_list(columns: Sequence[str]) -> sql.Composed:
     return sql.SQL(", ").join([sql.Identifier(column) for column in columns])
 
 
-def copy_out(table: PublishedTable, part: Part, *, is_binary: bool = False) -> sql.Composed:
-    """Return the COPY that sends a part's published rows and columns."""
+def copy_out(
+    table: PublishedTable, part: Part, *, is_binary: bool = False, target_types: Mapping[str, int] = _NO_TYPES
+) -> sql.Composed:
+    """Return the COPY that sends a part's published rows and columns, and constants of the target behind them.
+
+    Args:
+        table: as published.
+        part: of it.
+        is_binary: the rows go in binary.
+        target_types: OID of each column's type on the target, from which a constant's binary form follows.
+    """
     relation = sql.Identifier(part.schema, part.name)
-    columns = column_list(table.columns)
+    types = target_types if is_binary else _NO_TYPES
+    columns = with_constants([sql.Identifier(column) for column in table.columns], table, types)
     form = _FORMS[is_binary]
-    if part.is_whole and not table.row_filter:
+    if part.is_whole and not (table.row_filter or table.constants):
         return sql.SQL("COPY {} ({}) TO STDOUT{}").format(relation, columns, form)
     return sql.SQL("COPY (SELECT {} FROM ONLY {}{}) TO STDOUT{}").format(
         columns, relation, condition(part, table.row_filter), form
@@ -96,8 +111,24 @@ def copy_out(table: PublishedTable, part: Part, *, is_binary: bool = False) -> s
 def copy_in(table: PublishedTable, *, is_binary: bool = False) -> sql.Composed:
     """Return the COPY that takes such rows on the target; a partitioned table there routes them itself."""
     return sql.SQL("COPY {} ({}) FROM STDIN{}").format(
-        sql.Identifier(*(table.target or table.full_name)), column_list(table.columns), _FORMS[is_binary]
+        sql.Identifier(*(table.target or table.full_name)), column_list(table.filled), _FORMS[is_binary]
     )
+
+
+def with_constants(
+    columns: Sequence[sql.Composable], table: PublishedTable, types: Mapping[str, int] = _NO_TYPES
+) -> sql.Composed:
+    """Return what a SELECT on the publisher returns for `PublishedTable.filled`: columns, then constants.
+
+    These are of their types, if types are given, else texts.
+    """
+    fixed = [
+        sql.SQL("{}::{}").format(
+            sql.Literal(text), sql.Identifier("pg_catalog", CONSTANT_TYPES.get(types.get(name, 0), "text"))
+        )
+        for name, text in table.constants.items()
+    ]
+    return sql.SQL(", ").join([*columns, *fixed])
 
 
 #: The option of COPY for the rows' form: text, or binary.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import psycopg
 
+from parapply.config_mapping import are_apart
 from parapply.copy.leaves import Leaf, leaves_of
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.source.slot import source_errors
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import LiteralString
 
-    from parapply.config import MappingConfig
+    from parapply.config_mapping import MappingConfig
     from parapply.plan.copy_starts import Name
     from parapply.source.slot import Connection
 
@@ -44,12 +45,22 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     key: tuple[str, ...]  # columns of the replica identity, or of the primary key; empty without one
     leaves: tuple[Leaf, ...]
     target: tuple[str, str] | None = None  # schema and table on the target where they are others
+    constants: dict[str, str] = {}  # columns of the target's table with their values in all rows of this one
+
+    def __hash__(self) -> int:
+        """Return a hash of the name, because a dict has none."""
+        return hash(self.full_name)
 
     def here(self) -> PublishedTable:
         """Return it by its name on the target."""
         if self.target is None:
             return self
         return msgspec.structs.replace(self, schema=self.target[0], name=self.target[1], target=None)
+
+    @property
+    def filled(self) -> tuple[str, ...]:
+        """Return the columns of the target's table that get values."""
+        return (*self.columns, *self.constants)
 
     @property
     def shown(self) -> str:
@@ -104,16 +115,24 @@ async def published_tables(
 
 def _mapped(tables: Sequence[PublishedTable], mapping: MappingConfig) -> list[PublishedTable]:
     """Return tables with their names on the target."""
-    found: dict[Name, PublishedTable] = {}
+    found: dict[Name, list[PublishedTable]] = {}
+    placed = []
     for table in tables:
         here = mapping.target_of(table.full_name)
-        if here in found:
+        own = msgspec.structs.replace(
+            table,
+            target=None if here == table.full_name else here,
+            constants=dict(mapping.constants_of(table.full_name)),
+        )
+        others = found.setdefault(here, [])
+        if met := [other for other in others if not are_apart([other.constants, own.constants])]:
             raise TargetRefused(
-                f"{found[here].text} and {table.text} are both published and lead to target table {'.'.join(here)}",
-                hint="correct [mapping]",
+                f"{met[0].text} and {table.text} are both published and lead to target table {'.'.join(here)}",
+                hint="correct [mapping], where `set` gives each its own values",
             )
-        found[here] = table if here == table.full_name else msgspec.structs.replace(table, target=here)
-    return list(found.values())
+        others.append(own)
+        placed.append(own)
+    return placed
 
 
 async def check_readable(conn: Connection, tables: Sequence[PublishedTable]) -> None:

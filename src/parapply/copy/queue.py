@@ -28,6 +28,11 @@ class PartQueue:
         self._parts = {name: deque(parts) for name, parts in tables.items() if parts}
         self._table_of: dict[int, Name] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether all parts are given out."""
+        return not self._parts
+
     def take(self, connection: int) -> tuple[Name, Part] | None:
         """Return the next part for a connection, by its number from 1 on; None when all are given out."""
         name = self._table_of.get(connection)

@@ -101,8 +101,9 @@ def may_resume(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
     """Return whether parts of a table can be brought forward, so that it is worth noting them."""
     types = dict(zip(table.columns, table.types, strict=True))
     return (
-        # The notes do not say under which name the rows are.
+        # The notes do not say under which name the rows are, or with which constants.
         table.target is None
+        and not table.constants
         and bool(table.key)
         and not table.row_filter
         and all(types[column] in KEY_TYPES and target_types.get(column) in KEY_TYPES for column in table.key)

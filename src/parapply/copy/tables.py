@@ -16,6 +16,7 @@ from parapply.errors import TargetRefused
 from parapply.state_mark import STATE_SCHEMAS_SQL
 from parapply.target.catalogue.facts import look_for_foreign_code, own_table
 from parapply.target.session.settings import rows, target_errors
+from parapply.target.sql.own_rows import own_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,9 +66,9 @@ async def check_columns(conn: Connection, tables: Sequence[PublishedTable], *, m
         if not is_there:
             problems.append(f"table {table.text} is missing")
             continue
-        if missing := [column for column in table.columns if column not in columns]:
+        if missing := [column for column in table.filled if column not in columns]:
             problems.append(f"table {table.text} lacks {', '.join(missing)}")
-        if generated := [column for column in table.columns if column in all_generated]:
+        if generated := [column for column in table.filled if column in all_generated]:
             problems.append(f"table {table.text} generates {', '.join(generated)}, which the publisher sends")
     if problems:
         other = ", or give --schema to bring it over" if may_be_made else ""
@@ -112,7 +113,9 @@ async def shapes(conn: Connection, tables: Sequence[PublishedTable]) -> dict[Nam
         " LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum GROUP BY 1, 2"
     )
     with target_errors("reading the columns"):
-        return {(schema, name): text or "" for schema, name, text in await rows(conn, query, _names(tables))}
+        # Several sources may lead to one table.
+        once = list({table.full_name: table for table in tables}.values())
+        return {(schema, name): text or "" for schema, name, text in await rows(conn, query, _names(once))}
 
 
 def _names(tables: Sequence[PublishedTable]) -> list[list[str]]:
@@ -149,7 +152,7 @@ async def alone(conn: Connection, names: Sequence[Name]) -> dict[Name, sql.Compo
 
 
 async def not_empty(conn: Connection, tables: Sequence[PublishedTable], target: TargetConfig) -> list[PublishedTable]:
-    """Return the tables that hold rows.
+    """Return the tables that hold rows of their own.
 
     Raises:
         TargetRefused, TargetLost: they could not be read, or have code that must not run.
@@ -157,13 +160,15 @@ async def not_empty(conn: Connection, tables: Sequence[PublishedTable], target: 
     if target.apply_as == "owner":
         # To plan a SELECT runs what is constant in the expressions of indexes and statistics.
         for table in tables:
-            await look_for_foreign_code(conn, *table.full_name, table.columns, role=target.session_replication_role)
+            await look_for_foreign_code(conn, *table.full_name, table.filled, role=target.session_replication_role)
     full: list[PublishedTable] = []
     relations = await alone(conn, [table.full_name for table in tables])
     for first in range(0, len(tables), _AT_ONCE):
         some = tables[first : first + _AT_ONCE]
-        one = sql.SQL("EXISTS (SELECT FROM {})")
-        query = sql.SQL("SELECT {}").format(sql.SQL(", ").join([one.format(relations[t.full_name]) for t in some]))
+        one = sql.SQL("EXISTS (SELECT FROM {}{})")
+        query = sql.SQL("SELECT {}").format(
+            sql.SQL(", ").join([one.format(relations[t.full_name], own_rows(t.constants)) for t in some])
+        )
         with target_errors("looking whether the tables are empty"):
             (answers,) = await rows(conn, query)
         full += [table for table, has_rows in zip(some, answers, strict=True) if has_rows]
@@ -173,7 +178,8 @@ async def not_empty(conn: Connection, tables: Sequence[PublishedTable], target: 
 async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
     """Take all rows out of tables, in one transaction, and none out of others.
 
-    By TRUNCATE, which waits until no session reads them; by DELETE where foreign keys of other tables lead here.
+    By TRUNCATE, which waits until no session reads them; by DELETE where foreign keys of other tables lead here, and
+    where a table also has the rows of other sources.
 
     Raises:
         TargetRefused: it could not be done, or a foreign key would change rows of another table.
@@ -185,27 +191,33 @@ async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
         "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint WHERE contype = 'f' AND confrelid = $1::regclass"
         " AND NOT conrelid::text = ANY ($2::text[]))"
     )
-    names = [_quoted(table) for table in tables]
+    # A table that keeps rows of other sources is like any other that may refer to these.
+    whole = [table for table in tables if not table.constants]
+    names = [_quoted(table) for table in whole]
     relations = await alone(conn, [table.full_name for table in tables])
     together: list[sql.Composed] = []
-    single: list[sql.Composed] = []
+    single = [(relations[table.full_name], own_rows(table.constants)) for table in tables if table.constants]
     with target_errors("emptying tables"):
         async with conn.transaction():
             # As regclass prints them, which is quoted and with the schema, for the search path is empty.
             printed = [(await rows(conn, sql.SQL("SELECT $1::regclass::text"), [name]))[0][0] for name in names]
-            for table, name in zip(tables, names, strict=True):
+            for table, name in zip(whole, names, strict=True):
                 ((is_referenced,),) = await rows(conn, query, [name, printed])
-                (single if is_referenced else together).append(relations[table.full_name])
+                if is_referenced:
+                    single.append((relations[table.full_name], sql.Composed([])))
+                else:
+                    together.append(relations[table.full_name])
             if together:
                 await rows(conn, sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(together)))
-            if single and (acting := await still_acting(conn, list(relations), but=list(relations))):
+            emptied = [table.full_name for table in whole]
+            if single and (acting := await still_acting(conn, list(relations), but=emptied)):
                 raise TargetRefused(
                     f"target: emptying tables would change rows of others by {_few(acting)}",
                     hint="GRANT SET ON PARAMETER session_replication_role TO the target's role; or name the tables of"
                     " these foreign keys, too, in the same command",
                 )
-            for relation in single:
-                await rows(conn, sql.SQL("DELETE FROM {}").format(relation))
+            for relation, own in single:
+                await rows(conn, sql.SQL("DELETE FROM {}{}").format(relation, own))
 
 
 async def still_acting(conn: Connection, names: Sequence[Name], *, but: Sequence[Name] = ()) -> list[str]:
@@ -262,7 +274,8 @@ async def check_access(
     )
     problems = []
     with target_errors("looking what the role may do"):
-        for some, privileges in ((tables, ["INSERT"]), (emptied, ["TRUNCATE"])):
+        whole, parts = ([one for one in emptied if bool(one.constants) is has] for has in (False, True))
+        for some, privileges in ((tables, ["INSERT"]), (whole, ["TRUNCATE"]), (parts, ["DELETE", "SELECT"])):
             for has_policies, missing, has_usage, name in await rows(conn, query, [*_names(some), privileges]):
                 lacks = [*([] if has_usage else ["USAGE on its schema"]), *missing]
                 if lacks:

@@ -34,7 +34,7 @@ from parapply.commands import lifecycle
 from parapply.copy import sequences
 from parapply.copy.published import published_tables
 from parapply.cutover import fence, late, way_back
-from parapply.cutover.comparison import Comparison
+from parapply.cutover.comparison import CutoverComparison
 from parapply.cutover.hooks import Hooks
 from parapply.cutover.look import CutoverLook, CutoverOptions, Pair, check_pair
 from parapply.cutover.poolers import Poolers
@@ -98,7 +98,7 @@ def undo(forward: Config, reverse: Config, options: CutoverOptions) -> int:
 async def _with(
     forward: Config, reverse: Config, options: CutoverOptions, act: Callable[[_Cutover], Awaitable[int]]
 ) -> int:
-    if forward.mapping.tables or forward.mapping.schemas or reverse.mapping.tables or reverse.mapping.schemas:
+    if not (forward.mapping.is_empty and reverse.mapping.is_empty):
         raise ConfigError(
             "mapping: the way back goes to tables of the same names", hint="cut over by hand (docs/how-to/cut-over.md)"
         )
@@ -145,7 +145,7 @@ class _Cutover:
         self._has_opened = False
         #: By this call, and not by a command of the operator's.
         self._fenced_at: datetime | None = None
-        self._comparison = Comparison(pair.forward, options.verify, options.timeout_s, self._look.warn)
+        self._comparison = CutoverComparison(pair.forward, options.verify, options.timeout_s, self._look.warn)
         self._poolers = Poolers(pair, row.poolers if row is not None else (), self._look.warn)
         self._hooks = Hooks(pair, row, is_back=options.is_back)
 
@@ -160,16 +160,8 @@ class _Cutover:
             click.echo(f"slot {self._forward.source.slot!r} was cut over already; nothing to do")
             self._say_end()
             return 0
-        if row is not None and row.step is CutoverStep.UNDOING:
-            raise TargetRefused(
-                "the last cut-over is being taken back, and that is not finished", hint="the same command with --undo"
-            )
-        if row is not None and row.reverse_slot != self._reverse.source.slot:
-            raise ConfigError(
-                f"the cut-over was begun with slot {row.reverse_slot!r} for the way back, not"
-                f" {self._reverse.source.slot!r}",
-                hint="name the same --reverse, or take it back with --undo",
-            )
+        if row is not None:
+            self._check_goes_on(row)
         if not self._options.is_dry:
             await self._poolers.check_named(leaves=self._options.leaves_poolers)
         if row is not None and row.step is not CutoverStep.PREPARING:
@@ -189,6 +181,23 @@ class _Cutover:
             if self._row is not None:
                 self._say_where(self._row)
             raise
+
+    def _check_goes_on(self, row: cutovers.Cutover) -> None:
+        """Refuse to go on with a cut-over that is taken back, or that has another way back.
+
+        Raises:
+            TargetRefused, ConfigError: it is one.
+        """
+        if row.step is CutoverStep.UNDOING:
+            raise TargetRefused(
+                "the last cut-over is being taken back, and that is not finished", hint="the same command with --undo"
+            )
+        if row.reverse_slot != self._reverse.source.slot:
+            raise ConfigError(
+                f"the cut-over was begun with slot {row.reverse_slot!r} for the way back, not"
+                f" {self._reverse.source.slot!r}",
+                hint="name the same --reverse, or take it back with --undo",
+            )
 
     async def _steps(self) -> int:
         row = self._row

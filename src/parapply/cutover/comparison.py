@@ -26,7 +26,7 @@ _BEFORE_PAUSE_S: Final = 3.0
 _COMPARED_S: Final = 1.0
 
 
-class Comparison:
+class CutoverComparison:
     """Compares the tables of a stream."""
 
     def __init__(

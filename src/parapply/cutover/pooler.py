@@ -52,6 +52,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     is_disabled: bool
     is_by_session: bool  # a client keeps its server session until it leaves
     wait_limit_s: float  # a client that waits longer gets an error; 0: none does
+    login_retry_s: float  # pause after a login at the server that failed
 
 
 def without_secrets(dsn: str) -> str:
@@ -105,6 +106,7 @@ class Pooler:
             is_disabled=entry.get("disabled") not in {"0", None},
             is_by_session=(entry.get("pool_mode") or settings.get("pool_mode")) == "session",
             wait_limit_s=float(settings.get("query_wait_timeout") or 0),
+            login_retry_s=float(settings.get("server_login_retry") or 0),
         )
 
     async def check_rights(self) -> None:
@@ -145,9 +147,15 @@ class Pooler:
         Raises:
             ParapplyError: the console does not answer.
         """
-        if not (await self.look()).is_paused:
+        entry = await self.look()
+        if not entry.is_paused:
             return False
+        # PAUSE breaks off a login at the server that is under way, and so does a client that connects between RELOAD
+        # and RESUME. PgBouncer counts it as failed: all would wait for server_login_retry, 15 s by default. A kill
+        # before the end leaves 0, until the next RELOAD.
+        await self._ask("SET server_login_retry = 0")
         await self._ask(f"RESUME {identifier(self.database)}")
+        await self._ask(f"SET server_login_retry = {entry.login_retry_s:g}")
         return True
 
     async def _ask(self, command: str, limit_s: float | None = None) -> list[dict[str, str | None]]:

@@ -96,7 +96,8 @@ class Poolers:
             if files.get((one.dsn, one.database)) == one.file:
                 kept.append(one)
                 continue
-            what = f"{one.database!r} of the pooler at {one.dsn}, with {f'the file {one.file}' if one.file else 'no file'}"
+            file = f"the file {one.file}" if one.file else "no file"
+            what = f"{one.database!r} of the pooler at {one.dsn}, with {file}"
             if not leaves:
                 raise ConfigError(
                     f"the cut-over may have paused {what}, which is not named now",

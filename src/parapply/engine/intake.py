@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from parapply.model import Transaction
     from parapply.plan.batch import Batch
 
+#: Bytes read before workers and timers get their turn: a few hundred transactions, about two milliseconds.
+DRAIN_BYTES: Final = 128 * 1024
 #: Between commit and sending of a transaction, by the publisher's clock: from this on the stream is late, and
 #: transactions are merged.
 BACKLOG_S: Final = 0.05

@@ -7,11 +7,17 @@ keys are free. A worker that asks has an answer at once, or by an effect later, 
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from parapply.engine.job import Job
     from parapply.plan.scheduler import Scheduler
+
+
+#: Changes of a batch that is executed and committed in one flight, if it has its turn when it begins: without a backlog
+#: the round trip is a good part of the latency, and a check of the counts by the server costs little for few rows. So
+#: many late keys, at most, are applied in the flight of the commit.
+ONE_FLIGHT: Final = 256
 
 
 class CommitTurn(Enum):

@@ -203,7 +203,7 @@ class _Run:
         await on_target.check_columns(self._target, [table.here() for table in [*compared, *unknown]])
         if known.is_listed and unknown:
             full = await on_target.not_empty(self._target, [table.here() for table in unknown], config.target)
-            later = [table for table in unknown if table.here().full_name in {one.full_name for one in full}]
+            later = [table for table in unknown if table.oid in {one.oid for one in full}]
             left += [
                 f"{table.shown}: not compared: {_PUBLISHED_LATER}; `parapply refresh` copies it" for table in later
             ]
@@ -218,7 +218,7 @@ class _Run:
         if self._config.target.apply_as == "owner":
             role = self._config.target.session_replication_role
             for table in here:
-                await look_for_foreign_code(self._target, *table.full_name, table.columns, role=role)
+                await look_for_foreign_code(self._target, *table.full_name, table.filled, role=role)
 
     async def heal(self, tables: _Tables) -> int:
         """Do all from the snapshots on; errors as `heal`."""

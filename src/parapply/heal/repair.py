@@ -19,13 +19,14 @@ from psycopg import sql
 
 from parapply import failpoints
 from parapply.copy import tables as on_target
-from parapply.copy.parts import column_list
+from parapply.copy.parts import column_list, with_constants
 from parapply.copy.pump import pump
 from parapply.copy.resume import KEY_TYPES, equal, listed
 from parapply.errors import TargetRefused
 from parapply.heal.compare import only
 from parapply.target.catalogue.facts import check_foreign_code
 from parapply.target.session.settings import rows, target_errors
+from parapply.target.sql.own_rows import own_rows
 from parapply.verify.postgres import VerifyEnd
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ async def repair(source: slot.Connection, writer: Writer, plan: HealPlan, *, che
     target, table = writer.conn, plan.table.here()
     async with writer.transaction():
         if checks_code:
-            await check_foreign_code(target, *table.full_name, table.columns)
+            await check_foreign_code(target, *table.full_name, table.filled)
         if acting := await on_target.still_acting(target, [table.full_name]):
             raise TargetRefused(
                 f"target: deleting rows of {table.text} would change rows of others by {acting[0]}",
@@ -93,7 +94,7 @@ async def repair(source: slot.Connection, writer: Writer, plan: HealPlan, *, che
         await _check(target, plan, plan.there, f"target: rows of {table.text} were changed since they were compared")
         n_copied = await _bring(source, target, plan)
         with target_errors(f"repairing {table.text}"):
-            has_own = not set(plan.types) <= set(table.columns)
+            has_own = not set(plan.types) <= set(table.filled)
             for query in _statements(plan, relation, updates=has_own):
                 await target.execute(query)
         await _check(target, plan, plan.here, f"target: {table.text} has other rows than were copied")
@@ -118,7 +119,7 @@ async def _check(target: settings.Connection, plan: HealPlan, wanted: Summary, p
 async def _bring(source: slot.Connection, target: settings.Connection, plan: HealPlan) -> int:
     """Copy the publisher's rows of the keys that differ to the temporary table, and return their number."""
     table = plan.table
-    columns = column_list(table.columns)
+    columns = column_list(table.filled)
     with target_errors(f"repairing {table.text}"):
         await target.execute(
             sql.SQL("CREATE TEMPORARY TABLE parapply_heal ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
@@ -131,7 +132,7 @@ async def _bring(source: slot.Connection, target: settings.Connection, plan: Hea
     for some in _portions(plan.keys("missing", "different")):
         for leaf in table.leaves:
             out = sql.SQL("COPY (SELECT {} FROM ONLY {} AS t JOIN {} ON {}) TO STDOUT").format(
-                sql.SQL(", ").join([sql.SQL("t.{}").format(sql.Identifier(column)) for column in table.columns]),
+                with_constants([sql.Identifier("t", column) for column in table.columns], table),
                 sql.Identifier(leaf.schema, leaf.name),
                 listed(some, types),
                 equal(table.key),
@@ -144,11 +145,15 @@ async def _bring(source: slot.Connection, target: settings.Connection, plan: Hea
 def _statements(plan: HealPlan, relation: sql.Composed, *, updates: bool) -> Iterator[sql.Composed]:
     """Yield what makes the table equal, in order; with `updates` rows on both ends are not deleted."""
     table = plan.table
+    own = own_rows(table.constants, alias="t", word="AND")
     types = [KEY_TYPES[plan.types[column]] for column in table.key]
     gone = plan.keys("extra") if updates else plan.keys("extra", "different")
     for some in _portions(gone):
-        yield sql.SQL("DELETE FROM {} AS t USING {} WHERE {}").format(relation, listed(some, types), equal(table.key))
+        yield sql.SQL("DELETE FROM {} AS t USING {} WHERE {}{}").format(
+            relation, listed(some, types), equal(table.key), own
+        )
     same = sql.SQL(" AND ").join([sql.SQL("t.{0} = r.{0}").format(sql.Identifier(column)) for column in table.key])
+    same = sql.Composed([same, own])
     others = [column for column in table.columns if column not in table.key]
     if updates and others and plan.keys("different"):
         values = sql.SQL(", ").join([sql.SQL("{0} = r.{0}").format(sql.Identifier(column)) for column in others])
@@ -158,8 +163,8 @@ def _statements(plan: HealPlan, relation: sql.Composed, *, updates: bool) -> Ite
         " WHERE NOT EXISTS (SELECT FROM {} AS t WHERE {})"
     ).format(
         sql.Identifier(*table.here().full_name),
-        column_list(table.columns),
-        sql.SQL(", ").join([sql.SQL("r.{}").format(sql.Identifier(column)) for column in table.columns]),
+        column_list(table.filled),
+        sql.SQL(", ").join([sql.SQL("r.{}").format(sql.Identifier(column)) for column in table.filled]),
         _ROWS,
         relation,
         same,

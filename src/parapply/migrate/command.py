@@ -22,8 +22,8 @@ from parapply import connect, failpoints
 from parapply import init as beginning
 from parapply.copy import command as copying
 from parapply.copy import schema as schemas
+from parapply.copy.places import Access, Places
 from parapply.copy.published import published_tables
-from parapply.copy.rate import RateLimit
 from parapply.copy.sequences import copy_sequences
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, TargetRefused
 from parapply.logs import redact_text
@@ -63,15 +63,20 @@ def migrate(config: Config, options: MigrateOptions) -> int:
     Raises:
         ParapplyError: a step has failed; the same command goes on with it.
     """
-    check_patterns([*options.choice.include, *options.choice.exclude])
-    if config.mapping.tables or config.mapping.schemas:
-        raise ConfigError(
-            "migrate makes the tables by the publisher's names, and [mapping] says others",
-            hint="leave out [mapping], or make the tables by hand, then `parapply init --copy` and `parapply run`",
-        )
     screen = Screen(as_json=options.as_json)
     with screen.shown():
-        return asyncio.run(_Run(config, options, screen).run())
+        return asyncio.run(run(config, options, screen, Access(Places(options.jobs, options.max_bytes_per_s))))
+
+
+async def run(config: Config, options: MigrateOptions, screen: Screen, access: Access) -> int:
+    """Do what `migrate` does in a loop that runs, with connections that it may share with other databases."""
+    check_patterns([*options.choice.include, *options.choice.exclude])
+    if not config.mapping.is_empty:
+        raise ConfigError(
+            "migrate makes the tables as they are on the publisher, and [mapping] says otherwise",
+            hint="leave out [mapping], or make the tables by hand, then `parapply init --copy` and `parapply run`",
+        )
+    return await _Run(config, options, screen, access).run()
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,13 +89,13 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 class _Run:
     """One command."""
 
-    def __init__(self, config: Config, options: MigrateOptions, screen: Screen) -> None:
+    def __init__(self, config: Config, options: MigrateOptions, screen: Screen, access: Access) -> None:
         self._config = config
         self._options = options
         self._screen = screen
+        self._access = access
         self._choice = options.choice
         self._login = config.source.login
-        self._limit: RateLimit | None = None
         self._code = 0
         self._does: dict[MigrationStep, Callable[[], Awaitable[str]]] = {
             MigrationStep.ROLES: self._roles,
@@ -108,7 +113,6 @@ class _Run:
         }
 
     async def run(self) -> int:
-        self._limit = RateLimit(self._options.max_bytes_per_s)
         async with connect.open_both(self._config, "migrate") as ends:
             self._ends = ends
             self._facts = await slot.inspect(ends.source, self._config.source.slot)
@@ -125,12 +129,15 @@ class _Run:
     async def _steps(self) -> None:
         known = await migrations.load(self._ends.target, self._migration)
         await self._keep_choice(known.get(MigrationStep.CHECK))
+        check = known.get(MigrationStep.CHECK)
         if (
-            MigrationStep.CHECK not in known
+            check is None
+            # Killed before it was noted as done.
+            or check.state != "done"
             or self._options.only is MigrationStep.CHECK
             or self._options.first is MigrationStep.CHECK
         ):
-            await self._check(is_first=MigrationStep.CHECK not in known)
+            await self._check(is_first=not known.keys() - {MigrationStep.CHECK, MigrationStep.ROLES})
         for step in self._wanted(known):
             await self._do(step)
 
@@ -225,8 +232,8 @@ class _Run:
         sight = await self._see(tables)
         refused = await look.refusals(self._ends, sight, self._choice, has_roles=self._options.has_roles)
         connect.raise_all(refused)
-        if sight.settings:
-            names = ", ".join(sight.settings)
+        if unset := await look.settings_left(self._ends.target, sight):
+            names = ", ".join(unset)
             click.echo(printable(f"not brought over: settings of the database (ALTER DATABASE ... SET): {names}"))
         has_grants = self._choice.has_privileges and not self._options.has_roles
         if has_grants and (reader := await look.unneeded_reader(self._ends.target, sight)):
@@ -285,13 +292,7 @@ class _Run:
 
     async def _roles(self) -> str:
         made = await roles.bring(self._ends)
-        for text, names in (
-            ("without a password, set one before they log in", made.without_password),
-            ("without what only a superuser gives", made.without_attributes),
-            ("left out, as the target cannot have it without giving more", made.left_out),
-        ):
-            if names:
-                click.echo(printable(f"roles: {text}: {', '.join(names)}"), err=True)
+        roles.say(made)
         return f"{len(made.made)} roles made"
 
     async def _schema(self) -> str:
@@ -364,8 +365,8 @@ class _Run:
     def _copy_options(self, rows_before: int = 0) -> copying.CopyOptions:
         return copying.CopyOptions(
             connections=self._options.jobs,
+            access=self._access,
             truncates=self._options.truncates,
-            max_bytes_per_s=self._options.max_bytes_per_s,
             on_progress=self._screen.copying(MigrationStep.COPY, rows_before),
         )
 
@@ -378,11 +379,13 @@ class _Run:
             kept = await self._kept()
             # With --from the operator has seen to what came since.
             brought = None if kept is None or self._options.first is MigrationStep.COPY else kept.commands
-            await copying.begin(config, self._copy_options(), ends, facts, tables, brought)
+            async with self._access.kept():
+                await copying.begin(config, self._copy_options(), ends, facts, tables, brought)
         else:
             have_run = await self._run_commands(found.slot_id)
             rows_before = await self._rows_before(found.slot_id)
-            await copying.go_on(config, self._copy_options(rows_before), ends, found, have_run)
+            async with self._access.kept():
+                await copying.go_on(config, self._copy_options(rows_before), ends, found, have_run)
         known = await copies.load(ends.target, config.target.state_schema, (await self._state()).slot_id)
         n_rows = sum(row.rows or 0 for row in known.tables)
         size_bytes = sum(row.size_bytes or 0 for row in known.tables)
@@ -450,7 +453,7 @@ class _Run:
         done = await migrations.items(self._ends.target, self._migration)
         left = [item for item in items if item.digest not in done]
         with self._screen.counting(step, len(left), "statements", len(items) - len(left)) as counter:
-            await later.Later(self._config, self._migration, script, counter).run(left, self._options.jobs)
+            await later.Later(self._config, self._migration, script, counter, self._access).run(left)
         return f"{len(left):,} statements" + (f", {len(items) - len(left):,} before" if len(left) < len(items) else "")
 
     async def _catch_up(self) -> str:
@@ -503,27 +506,25 @@ class _Run:
     async def _large_objects(self) -> str:
         if self._choice.large_objects != "copy" and self._options.only is not MigrationStep.LARGE_OBJECTS:
             return "left out" if self._choice.large_objects == "skip" else "none"
-        assert self._limit is not None
-        choice = self._choice
-        with self._screen.counting(
-            MigrationStep.LARGE_OBJECTS, (await self._sight()).n_large_objects, "objects"
-        ) as counter:
-            n_objects = await rest.large_objects(
-                self._ends,
-                counter,
-                self._limit,
-                has_owners=choice.has_owners,
-                has_privileges=choice.has_privileges,
-            )
+        choice, n_there = self._choice, (await self._sight()).n_large_objects
+        with self._screen.counting(MigrationStep.LARGE_OBJECTS, n_there, "objects") as counter:
+            async with self._access.lane():
+                n_objects = await rest.large_objects(
+                    self._ends,
+                    counter,
+                    self._access.limit,
+                    has_owners=choice.has_owners,
+                    has_privileges=choice.has_privileges,
+                )
         return f"{n_objects:,} as they are now: later changes do not follow"
 
     async def _unlogged(self) -> str:
         if self._choice.unlogged != "copy" and self._options.only is not MigrationStep.UNLOGGED:
             return "left out" if self._choice.unlogged == "skip" else "no rows"
-        assert self._limit is not None
         names = (await self._sight()).unlogged
         with self._screen.counting(MigrationStep.UNLOGGED, len(names), "tables") as counter:
-            n_tables = await rest.unlogged(self._ends, names, counter, self._limit)
+            async with self._access.lane():
+                n_tables = await rest.unlogged(self._ends, names, counter, self._access.limit)
         return f"{n_tables:,} tables as they are now: later changes do not follow"
 
     async def _sequences(self) -> str:
@@ -543,7 +544,7 @@ class _Run:
         ]
         names = list(dict.fromkeys([*tables, *sight.unlogged]))
         with self._screen.counting(MigrationStep.ANALYZE, len(names), "tables") as counter:
-            skipped = await rest.analyze(self._config, counter, self._options.jobs, names)
+            skipped = await rest.analyze(self._config, counter, self._access, names)
         for text in skipped:
             click.echo(printable(f"analyze: {text}"), err=True)
         return f"{len(names):,} tables" + (f", {len(skipped)} left out: see above" if skipped else "")
@@ -551,7 +552,7 @@ class _Run:
     async def _views(self) -> str:
         views = (await self._sight()).views
         with self._screen.counting(MigrationStep.VIEWS, len(views), "views") as counter:
-            skipped = await rest.refresh_views(self._config, counter, views)
+            skipped = await rest.refresh_views(self._config, counter, self._access, views)
         for text in skipped:
             click.echo(printable(f"views: {text}"), err=True)
         return f"{len(views) - len(skipped):,} materialized views"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.config import Config
+    from parapply.copy.places import Access
     from parapply.migrate.script import Item
     from parapply.migrate.show import Counter
     from parapply.target.session.settings import Connection
@@ -48,19 +49,19 @@ def read(text: bytes) -> Script:
 class Later:
     """Runs items."""
 
-    def __init__(self, config: Config, migration: Migration, script: Script, counter: Counter) -> None:
+    def __init__(self, config: Config, migration: Migration, script: Script, counter: Counter, access: Access) -> None:
         """Keep what is needed; open nothing."""
         self._config = config
         self._migration = migration
         self._script = script
         self._counter = counter
+        self._access = access
 
-    async def run(self, items: Sequence[Item], connections: int) -> None:
+    async def run(self, items: Sequence[Item]) -> None:
         """Run what is not done yet.
 
         Args:
             items: in their order.
-            connections: to the target.
 
         Raises:
             TargetRefused, TargetLost: what was done before stays.
@@ -70,7 +71,7 @@ class Later:
             again: list[Item] = []
             try:
                 async with asyncio.TaskGroup() as group:
-                    for number in range(1, min(connections, len(together)) + 1):
+                    for number in range(1, min(self._access.connections, len(together)) + 1):
                         group.create_task(self._lane(left, again), name=f"later-{number}")
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from errors
@@ -79,7 +80,7 @@ class Later:
                 await self._lane(deque(again), None)
 
     async def _lane(self, left: deque[Item], again: list[Item] | None) -> None:
-        async with await open_target(self._config, "migrate") as conn:
+        async with self._access.lane(), await open_target(self._config, "migrate") as conn:
             head = schemas.fitting(self._script.head, await schemas.known_settings(conn))
             with target_errors("setting up the session"):
                 await conn.execute(head.encode())

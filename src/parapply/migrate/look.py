@@ -160,6 +160,17 @@ async def unneeded_reader(target: TargetConnection, sight: Sight) -> str:
         return "" if await rows(target, query, [sight.reader]) else sight.reader
 
 
+async def settings_left(target: TargetConnection, sight: Sight) -> list[str]:
+    """Return the settings of the publisher's database that the target's does not have.
+
+    Raises:
+        TargetRefused, TargetLost: they could not be read.
+    """
+    with target_errors("reading the database's settings"):
+        known = {name for (name,) in await rows(target, sql.SQL(_SETTINGS))}
+    return [name for name in sight.settings if name not in known]
+
+
 async def refusals(ends: Connections, sight: Sight, choice: Choice, *, has_roles: bool) -> list[ParapplyError]:
     """Return why the migration cannot be begun, the publisher's reasons last, as `init` does; nothing if it can.
 

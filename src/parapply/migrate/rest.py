@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from parapply.config import Config
     from parapply.connect import Connections
+    from parapply.copy.places import Access
     from parapply.copy.rate import RateLimit
     from parapply.migrate.show import Counter
     from parapply.plan.copy_starts import Name
@@ -160,7 +161,7 @@ async def unlogged(ends: Connections, names: Sequence[Name], counter: Counter, l
     return len(names)
 
 
-async def analyze(config: Config, counter: Counter, connections: int, tables: Sequence[Name]) -> list[str]:
+async def analyze(config: Config, counter: Counter, access: Access, tables: Sequence[Name]) -> list[str]:
     """Collect statistics of tables, and return the ones left out: missing, or not to be analyzed by the role.
 
     Raises:
@@ -178,11 +179,11 @@ async def analyze(config: Config, counter: Counter, connections: int, tables: Se
         if notice.severity_nonlocalized == "WARNING":
             skipped.append(notice.message_primary or "")
 
-    await _each(config, counter, connections, tables, one, on_notice)
+    await _each(config, counter, access, access.connections, tables, one, on_notice)
     return skipped
 
 
-async def refresh_views(config: Config, counter: Counter, views: Sequence[Name]) -> list[str]:
+async def refresh_views(config: Config, counter: Counter, access: Access, views: Sequence[Name]) -> list[str]:
     """Refresh materialized views, one after the other, as one may read another; return which are missing here.
 
     Raises:
@@ -195,7 +196,7 @@ async def refresh_views(config: Config, counter: Counter, views: Sequence[Name])
             with target_errors(f"refreshing {'.'.join(name)}"):
                 await rows(conn, sql.SQL("REFRESH MATERIALIZED VIEW {}").format(sql.Identifier(*name)))
 
-    await _each(config, counter, 1, views, one)
+    await _each(config, counter, access, 1, views, one)
     return skipped
 
 
@@ -214,6 +215,7 @@ async def _unless_missing(name: Name, skipped: list[str]) -> AsyncIterator[None]
 async def _each(  # noqa: PLR0913, PLR0917  what, where, how
     config: Config,
     counter: Counter,
+    access: Access,
     connections: int,
     names: Sequence[Name],
     do: Callable[[Connection, Name], Awaitable[None]],
@@ -222,7 +224,7 @@ async def _each(  # noqa: PLR0913, PLR0917  what, where, how
     left = deque(names)
 
     async def lane() -> None:
-        async with await open_target(config, "migrate") as conn:
+        async with access.lane(), await open_target(config, "migrate") as conn:
             if on_notice is not None:
                 conn.add_notice_handler(on_notice)
             while left:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import click
 import msgspec
 from psycopg import sql
 
 from parapply.check.server import read_rows
+from parapply.printable import printable
 from parapply.quoting import identifier, literal, setting
 from parapply.source.slot import source_errors
 from parapply.target.session.settings import rows, target_errors
@@ -56,6 +58,19 @@ class RolesMade(msgspec.Struct, frozen=True, kw_only=True):
     without_password: tuple[str, ...]  # that may log in
     without_attributes: tuple[str, ...]  # role and what it lacks
     left_out: tuple[str, ...]  # memberships and settings that the target cannot have as they are
+
+
+async def missing(ends: Connections) -> list[str]:
+    """Return the names of the roles that `bring` would make.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: they could not be read.
+    """
+    with source_errors("reading the roles"):
+        there = await read_rows(ends.source, _ROLES)
+    with target_errors("reading the roles"):
+        known = {row[0] for row in await rows(ends.target, sql.SQL(_KNOWN))}
+    return [row[0] for row in there if row[0] not in known]
 
 
 async def bring(ends: Connections) -> RolesMade:
@@ -114,6 +129,17 @@ async def bring(ends: Connections) -> RolesMade:
     return RolesMade(
         made=tuple(made), without_password=tuple(bare), without_attributes=tuple(lacking), left_out=tuple(left_out)
     )
+
+
+def say(made: RolesMade) -> None:
+    """Print the attributes that the roles lack."""
+    for text, names in (
+        ("without a password, set one before they log in", made.without_password),
+        ("without what only a superuser gives", made.without_attributes),
+        ("left out, as the target cannot have it without giving more", made.left_out),
+    ):
+        if names:
+            click.echo(printable(f"roles: {text}: {', '.join(names)}"), err=True)
 
 
 def _rights(row: tuple[Any, ...]) -> set[str]:

@@ -40,8 +40,11 @@ _MEGABYTE = 1e6
 class Screen:
     """Display of all steps."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        """Show nothing yet."""
+    def __init__(self, *, as_json: bool, database: str | None = None) -> None:
+        """Show nothing yet; the documents of one database among several name it."""
+        self._of = {} if database is None else {"database": database}
+        #: The latest step and its state.
+        self.latest = ("", "")
         self._json: TextIO | None = sys.stdout if as_json else None
         self._counter: Counter | None = None
         self._copied: HowFar | None = None
@@ -72,8 +75,9 @@ class Screen:
 
     def said(self, step: MigrationStep, state: str, text: str = "", **more: Any) -> None:  # noqa: ANN401  what JSON can hold
         """Report the outcome of a step."""
+        self.latest = (step.value, state)
         if self._json is not None:
-            document = {"step": step.value, "state": state, **({"text": text} if text else {}), **more}
+            document = {**self._of, "step": step.value, "state": state, **({"text": text} if text else {}), **more}
             self._json.write(json.dumps(document) + "\n")
             self._json.flush()
         else:
@@ -241,9 +245,7 @@ def show_steps(config: Config, *, as_json: bool) -> int:
 
 
 async def _print_steps(config: Config, *, as_json: bool) -> int:
-    async with connect.open_both(config, "migrate") as ends:
-        facts = await slot.inspect(ends.source, config.source.slot)
-        known = await migrations.load(ends.target, migration_of(config, facts))
+    known = await steps(config)
     if as_json:
         click.echo(msgspec.json.encode([known[step] for step in MigrationStep if step in known]).decode())
         return 0
@@ -256,6 +258,17 @@ async def _print_steps(config: Config, *, as_json: bool) -> int:
         figures = f", {row.done:,} of {row.total:,} {row.unit}" if row.unit else ""
         click.echo(printable(f"{step.value}: {row.state}{took}{figures}{f': {row.detail}' if row.detail else ''}"))
     return 0
+
+
+async def steps(config: Config) -> dict[str, migrations.StepRow]:
+    """Return the steps that were begun, by name.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+    """
+    async with connect.open_both(config, "migrate") as ends:
+        facts = await slot.inspect(ends.source, config.source.slot)
+        return await migrations.load(ends.target, migration_of(config, facts))
 
 
 def migration_of(config: Config, facts: slot.SourceFacts) -> migrations.Migration:

@@ -346,10 +346,11 @@ class Batch:
         Several published relations can map to one target table (partitions): they share one lane, in source order,
         and each change of relation continues with the other's plan.
         """
-        step = self._step_of(plan.facts.oid)
-        table = step.tables.get(plan.facts.oid)
+        rows_oid = plan.rows_oid
+        step = self._step_of(rows_oid)
+        table = step.tables.get(rows_oid)
         if table is None:
-            table = step.tables[plan.facts.oid] = TableChanges(plan)
+            table = step.tables[rows_oid] = TableChanges(plan)
             self.table_changes.append(table)
         elif table.plan is not plan:
             table.use(plan)
@@ -377,13 +378,13 @@ class Batch:
         for earlier in steps:
             if isinstance(earlier, TablesStep):
                 for plan in step.plans:
-                    earlier.tables.pop(plan.facts.oid, None)
+                    earlier.tables.pop(plan.rows_oid, None)
         if self._after is None:
             self._after = TablesStep({})
             self.steps += [step, self._after]
         elif step not in steps:
             self.steps.insert(-1, step)
-        self._emptied.update([plan.facts.oid for plan in step.plans])
+        self._emptied.update([plan.rows_oid for plan in step.plans])
 
     def _add_step(self, step: Step) -> None:
         """Add a step that keeps its place: what comes is applied after it."""

@@ -23,12 +23,13 @@ def ties(tables: Collection[TableChanges]) -> Iterator[tuple[TableChanges, Table
     """Yield each child and parent among a batch's tables that an enforced foreign key ties; one may be both."""
     by_tree: dict[int, list[TableChanges]] = {}
     for changes in tables:
-        by_tree.setdefault(changes.tree_oid, []).append(changes)
+        by_tree.setdefault(changes.plan.facts.root_oid, []).append(changes)
     for child in tables:
         for foreign in child.plan.foreign_keys:
             if foreign.is_enforced:
                 for parent in by_tree.get(foreign.parent_oid, ()):
-                    yield child, parent
+                    if foreign.leads_to(parent.plan):
+                        yield child, parent
 
 
 def can_order(step: TablesStep) -> bool:
@@ -68,6 +69,6 @@ def overlaps_itself(tables: Sequence[TableChanges]) -> bool:
     """
     named: dict[int, set[int]] = {}
     for changes in tables:
-        named.setdefault(changes.tree_oid, set()).add(changes.plan.facts.oid)
+        named.setdefault(changes.tree_oid, set()).add(changes.plan.rows_oid)
     several = {tree for tree, oids in named.items() if len(oids) > 1}
     return any(changes.tree_oid in several and changes.plan.facts.is_partitioned for changes in tables)

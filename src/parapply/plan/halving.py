@@ -4,9 +4,10 @@
                                                                                                 │ failed
                             ALONE, the transaction whose statement failed ◄── failed ── ORDERED ◄┘
 
-Where code runs on the target each transaction is a target transaction of its own from the beginning:
+Where code runs on the target each transaction is a separate target transaction, unless the code is trusted not to see
+that:
 
-    EACH ── the first that fails ──► ALONE ──► EACH, those after it
+    JOINED ── failed ──► EACH ── the first that fails ──► ALONE ──► EACH, those after it
 
 Parts come in source order, and each is committed before the next is tried, so a part that fails meets nothing of the
 others. The cost of one conflict therefore grows with the logarithm of the batch's size.
@@ -26,6 +27,7 @@ class Form(Enum):
 
     SETS = "sets"
     ORDERED = "ordered"  # row by row in source order, as one target transaction
+    JOINED = "joined"  # the same, from the beginning
     EACH = "each"  # row by row, each source transaction a target transaction, one sent after the other
     ALONE = "alone"  # one source transaction, row by row: only here a conflict is one
 
@@ -78,7 +80,9 @@ class Halving:
         """Try less of the part, which is rolled back; the transaction that is to blame is not known."""
         start, end, form = self.part
         count = end - start
-        if count == 1:
+        if form is Form.JOINED:
+            self._parts[-1] = end, Form.EACH
+        elif count == 1:
             self._parts[-1] = end, Form.ALONE
         elif form is Form.SETS and count <= _SMALLEST:
             self._parts[-1] = end, Form.ORDERED

@@ -49,6 +49,9 @@ def overlaps(earlier: Batch, later: Batch) -> list[Overlap]:
     held: dict[int, list[TableChanges]] = {}
     for changes in earlier.table_changes:
         held.setdefault(changes.tree_oid, []).append(changes)
+        if changes.plan.constants:
+            # A foreign key does not say in which part of the parent table its rows are.
+            held.setdefault(changes.plan.facts.root_oid, []).append(changes)
     found: list[Overlap] = []
     for changes in later.table_changes:
         # Of thousands of tables nearly all are in both batches, and hold no key of each other's.
@@ -66,7 +69,7 @@ def overlaps(earlier: Batch, later: Batch) -> list[Overlap]:
 
 def _in_one_table(seq: int, earlier: TableChanges, later: TableChanges) -> Iterator[Overlap]:
     table = later.plan.relation.qualified_name
-    if earlier.plan.facts.oid != later.plan.facts.oid and not (
+    if earlier.plan.rows_oid != later.plan.rows_oid and not (
         earlier.plan.facts.is_partitioned or later.plan.facts.is_partitioned
     ):
         return  # two leaves: no row is in both
@@ -88,6 +91,8 @@ def _in_one_table(seq: int, earlier: TableChanges, later: TableChanges) -> Itera
 
 
 def _child_after_parent(seq: int, parent: TableChanges, child: TableChanges, foreign: ForeignKey) -> Iterator[Overlap]:
+    if not foreign.leads_to(parent.plan):
+        return
     wait = Wait(seq, child.plan.relation.qualified_name, WaitKind.FOREIGN_KEY, foreign.name)
     coming = values.exclusive(parent, foreign)
     if coming is None or child.is_whole_table or not foreign.equalities:
@@ -100,7 +105,7 @@ def _child_after_parent(seq: int, parent: TableChanges, child: TableChanges, for
 def _parents_after_children(earlier: Batch, later: Batch) -> Iterator[Overlap]:
     parents: dict[int, list[TableChanges]] = {}
     for changes in later.table_changes:
-        parents.setdefault(changes.tree_oid, []).append(changes)
+        parents.setdefault(changes.plan.facts.root_oid, []).append(changes)
     for child in earlier.table_changes:
         for foreign in child.plan.foreign_keys:
             for parent in parents.get(foreign.parent_oid, ()):
@@ -108,6 +113,8 @@ def _parents_after_children(earlier: Batch, later: Batch) -> Iterator[Overlap]:
 
 
 def _parent_after_child(seq: int, child: TableChanges, parent: TableChanges, foreign: ForeignKey) -> Iterator[Overlap]:
+    if not foreign.leads_to(parent.plan):
+        return
     wait = Wait(seq, parent.plan.relation.qualified_name, WaitKind.FOREIGN_KEY, foreign.name)
     going = values.exclusive(parent, foreign)
     if going is None or child.is_whole_table or not foreign.equalities:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TablesStep(msgspec.Struct):
-    """Changes of tables that do not care about each other, by target table OID."""
+    """Changes of tables that do not care about each other, by `TablePlan.rows_oid`."""
 
     tables: dict[int, TableChanges]
 
@@ -149,3 +149,15 @@ def is_serial(transaction: Transaction, plans: Plans) -> bool:
             if any(plan.lane is Lane.SERIAL for plan in touched):
                 return True
     return False
+
+
+def may_join(steps: Sequence[Step]) -> bool:
+    """Return whether the transactions of a serial batch may be one target transaction, in source order."""
+    touched = [
+        plan
+        for step in steps
+        if isinstance(step, OrderedStep)
+        for change in step.changes
+        for plan in (change.plans if isinstance(change, TruncateStep) else change[:1])
+    ]
+    return all(plan.is_joined for plan in touched if plan.lane is Lane.SERIAL)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from parapply.model import Relation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Equality(Enum):
@@ -64,6 +68,19 @@ class UniqueFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_partial: bool
     is_exclusion: bool  # compares by other operators than equality, too (EXCLUDE, WITHOUT OVERLAPS)
     is_immediate: bool = True  # False for DEFERRABLE: checked when a statement ends, or at COMMIT
+    named: tuple[str, ...] = ()  # its columns, without the expressions beside them
+
+
+class Constant(msgspec.Struct, frozen=True, kw_only=True):
+    """A column with one value in all rows that a published relation has in its target table."""
+
+    column: ColumnFacts
+    text: str  # as the type prints it
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Return name and text."""
+        return self.column.name, self.text
 
 
 class ForeignKeyFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +94,7 @@ class ForeignKeyFacts(msgspec.Struct, frozen=True, kw_only=True):
     parent_equalities: tuple[Equality, ...]  # how the referenced index compares each; UNKNOWN if the types print apart
     is_enforced: bool  # one of its triggers fires under the session's role
     is_cascading: bool  # a delete of the parent changes the child by itself, if enforced
+    constants: tuple[tuple[str, str], ...] = ()  # columns of the parent, not in `parent_columns`, with their values
 
 
 class UniqueKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +118,17 @@ class ForeignKey(msgspec.Struct, frozen=True, kw_only=True):
     is_old_sent: bool  # the old row of every update and delete of the child holds the value
     is_enforced: bool
     is_cascading: bool
+    constants: tuple[tuple[str, str], ...] = ()  # as in the facts
+
+    def leads_to(self, plan: TablePlan) -> bool:
+        """Return whether rows of a plan of the parent table may be referred to."""
+        return not (self.constants and plan.constants and differ(self.constants, [one.pair for one in plan.constants]))
+
+
+def differ(some: Iterable[tuple[str, str]], others: Iterable[tuple[str, str]]) -> bool:
+    """Return whether no row has all of some values of columns and all of others."""
+    wanted = dict(some)
+    return any(wanted.get(name, text) != text for name, text in others)
 
 
 class ForeignCode(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +137,16 @@ class ForeignCode(msgspec.Struct, frozen=True, kw_only=True):
     role: str  # that applies
     owners: tuple[str, ...]  # of the table and its partitions
     code: tuple[tuple[str, str | None], ...]  # for people, and the column where it is one's default
+
+
+class RowTrigger(msgspec.Struct, frozen=True, kw_only=True):
+    """A trigger that reads and writes nothing but the row that is inserted or updated; see `catalogue/row_code.py`."""
+
+    name: str
+    version: str  # of the trigger and its function
+    reads: tuple[str, ...]  # columns of the old or new row
+    writes: tuple[str, ...]  # columns of the new row
+    is_function_of_new: bool  # on inserts and updates alike, `reads` of the new row decide about all of `writes`
 
 
 class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +168,7 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     #: Columns that come first in an index on the whole table, or on each partition, by which equal values are found.
     indexed_columns: tuple[str, ...] = ()
     foreign: ForeignCode | None = None  # None: every owner may become the role that applies
+    row_triggers: tuple[RowTrigger, ...] = ()  # not among `triggers`
 
 
 class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,11 +186,28 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
     reason: str  # why the lane and the width are what they are, for parapply.tables
     unique_keys: tuple[UniqueKey, ...] = ()
     foreign_keys: tuple[ForeignKey, ...] = ()
+    #: The lane is SERIAL, yet several source transactions may be one target transaction, in order.
+    is_joined: bool = False
     is_shared: bool = False  # several published relations map to this target table: one lane in source order
+    #: Columns that are not sent. `facts` describe keys without them: within these rows they distinguish nothing.
+    constants: tuple[Constant, ...] = ()
+    #: Numbers in the place of the OIDs of table and tree, where only the rows with the constants are meant.
+    own_oid: int = 0
+    own_root_oid: int = 0
     #: How the names of the slot's replication origins begin; rows that others wrote must be noticed before they are ...
     own_origins: str = ""
     checks_update_origin: bool = False  # ... updated
     checks_delete_origin: bool = False  # ... deleted
+
+    @property
+    def rows_oid(self) -> int:
+        """Return the number of the rows that may be changed: of a table, or of the part with the constants."""
+        return self.own_oid or self.facts.oid
+
+    @property
+    def tree_oid(self) -> int:
+        """Return `rows_oid` of the topmost table of the partition tree: rows under two numbers never meet."""
+        return self.own_root_oid or self.facts.root_oid
 
     @property
     def nets_whole_rows(self) -> bool:

@@ -74,7 +74,7 @@ class TableChanges:
     @property
     def tree_oid(self) -> int:
         """Return the topmost table of the target's partition tree: rows of two trees never meet."""
-        return self.plan.facts.root_oid
+        return self.plan.tree_oid
 
     @property
     def is_all_late(self) -> bool:

@@ -7,6 +7,7 @@ import gc
 import os
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from parapply import __version__, logs, retention
@@ -130,6 +131,7 @@ class Host(NamedTuple):
     notifier: Notifier
     share: Share | None = None  # None: all that the configuration allows
     spill_room: SpillRoom | None = None  # the same
+    connector: Callable[[Config, Share], Connector] | None = None  # None: of a publisher
 
 
 class Leader:
@@ -151,7 +153,8 @@ class Leader:
         self._fixed_share = host.share
         self._spill_room = host.spill_room
         self._share = host.share or share_of(config.apply)
-        self._opener = Connector(config, self._share, takeover=takeover)
+        connector = host.connector or partial(Connector, takeover=takeover)
+        self._opener = connector(config, self._share)
         self._signals = host.signals
         self._delay_s = config.source.reconnect_min_s
         self._low_lsn: int | None = None

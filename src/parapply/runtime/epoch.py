@@ -158,7 +158,7 @@ class Epoch:
             rules=rules,
             own_origins=origin_name(ends.state.slot_id, ""),
             privileges=privileges_for(ends.published, overwrites=rules.overwrites),
-            mapping=config.mapping if config.mapping.tables or config.mapping.schemas else None,
+            mapping=None if config.mapping.is_empty else config.mapping,
             apply_as=config.target.apply_as,
         )
         self._target_names = TargetNames(self._tables.target_names)
@@ -252,6 +252,7 @@ class Epoch:
         self._monitor = Monitor(
             Publisher(
                 ends.source,
+                ends.ask_position,
                 ends.source_facts.timeline,
                 lambda: slot.replayed_timeline(ends.source, login),
                 wal_limit(config.source),

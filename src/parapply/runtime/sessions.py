@@ -32,6 +32,7 @@ from parapply.runtime.worker_sessions import WorkerSessions
 from parapply.source import failover, history, options, refusals, slot
 from parapply.source.catch_up import UNFINISHED, CatchUp, RangeLimits, range_options, why_stream
 from parapply.source.catch_up_stream import CatchUpStream
+from parapply.source.slot_stream import SlotStream
 from parapply.target.session import lease, prepared, settings
 from parapply.target.session.session import WorkerSession
 from parapply.target.state import copies, cutovers
@@ -60,6 +61,7 @@ _LOCAL_CHANGES = "changes applied here look like local ones to every subscriber 
 
 _Look: TypeAlias = "tuple[slot.Connection, slot.SourceFacts]"
 _T = TypeVar("_T")
+AskPosition: TypeAlias = "Callable[[], Awaitable[slot.SourcePosition]]"
 
 
 class Sessions(msgspec.Struct, frozen=True):
@@ -68,7 +70,8 @@ class Sessions(msgspec.Struct, frozen=True):
     control: settings.Connection
     source: slot.Connection  # plain session, for questions
     source_facts: slot.SourceFacts
-    stream: CatchUpStream
+    stream: SlotStream
+    ask_position: AskPosition
     sessions: tuple[tuple[int, WorkerSession], ...]  # of the first workers, by their numbers
     opener: WorkerSessions  # has all of them, and opens more
     control_pool: ControlPool
@@ -181,7 +184,8 @@ class Connector:
             self._log.info("state_left_out", schemas=sorted(source_facts.state_schemas))
         failpoints.probe(failpoints.CONNECTED)
         return Sessions(
-            control, source, source_facts, stream, sessions, opener, control_pool, ahead, found,
+            control, source, source_facts, stream, self._asking(source, stream), sessions, opener, control_pool, ahead,
+            found,
             streaming=streaming, whole_until_lsn=self._whole_until_lsn, large_ends=self._large_ends,
             prepared=pending, copies=known, most_tables=max(1, server.lock_places // self._locked_part),
             awaits_two_phase=self._config.source.two_phase and not two_phase, tracks_commits=server.tracks_commits,
@@ -275,9 +279,9 @@ class Connector:
             # Before the slot is adopted, because a cut-over refuses a way back that is applied already.
             await connect.check_back(config, source, facts)
             found = await state.load(control, config.target.state_schema, config.source.slot, facts.system_identifier)
-            await connect.check_apart(control, facts)
+            await connect.check_apart(config, connect.Connections(source, control), facts)
             if found is None:
-                found = await connect.adopt(config, connect.Connections(source, control))
+                found = await self._adopt(source, control)
                 self._log.warning("slot_adopted", slot=config.source.slot, start_lsn=format_lsn(found.low_lsn))
         # Before the lease, which the command holds that cuts over; and after it, which may have been awaited.
         name = config.source.slot
@@ -288,6 +292,18 @@ class Connector:
         await cutovers.check_may_write(control, config.target.state_schema, found.slot_id, name)
         failpoints.probe(failpoints.RECOVERY)
         return control, found.slot_id
+
+    async def _adopt(self, source: slot.Connection, control: settings.Connection) -> state.SlotState:
+        """Write the state of a slot that the target does not know."""
+        return await connect.adopt(self._config, connect.Connections(source, control))
+
+    def _asking(
+        self,
+        source: slot.Connection,
+        stream: SlotStream,  # noqa: ARG002  of a capture, which has no other source
+    ) -> AskPosition:
+        """Return the question for the publisher's position."""
+        return lambda: slot.position(source)
 
     async def _control_pool(
         self, stack: AsyncExitStack, looking: asyncio.Task[_Look], answers: asyncio.Event
@@ -404,7 +420,7 @@ class Connector:
 
     async def _connect_stream(
         self, stack: AsyncExitStack, asked: slot.Connection, facts: slot.SourceFacts
-    ) -> CatchUpStream:
+    ) -> SlotStream:
         source = self._config.source
         streams = self._streaming(facts) != "off"
         is_less = source.decoding_memory_bytes < facts.decoding_memory_bytes
@@ -420,14 +436,14 @@ class Connector:
 
     async def _start(  # noqa: PLR0913  one place calls it
         self,
-        connecting: asyncio.Task[CatchUpStream],
+        connecting: asyncio.Task[SlotStream],
         source_conn: slot.Connection,
         facts: slot.SourceFacts,
         found: state.SlotState,
         streaming: str,
         *,
         two_phase: bool,
-    ) -> CatchUpStream:
+    ) -> SlotStream:
         source = self._config.source
         start = options.start_options(
             facts.server_version_num,
@@ -441,6 +457,7 @@ class Connector:
             return options.start_replication_sql(source.slot, start_lsn, start)
 
         stream = await connecting
+        assert isinstance(stream, CatchUpStream), "a slot is read so"
         await stream.check_same(facts)
         own_pid, self._sender_pid = self._sender_pid, stream.sender_pid
         try:
@@ -470,8 +487,8 @@ class Connector:
         # A server that has served this daemon since its start was not put back.
         if slot_lsn >= found.high_lsn or self._server == (facts.system_identifier, facts.started_us):
             return
-        if not found.recorded and not found.has_forgotten:
-            # Nothing was applied yet; the way back of a cut-over begins past its slot.
+        if found.high_lsn <= found.begin_lsn:
+            # The watermark has not moved; the way back of a cut-over begins past its slot.
             return
         is_two_phase = facts.slot is not None and facts.slot.is_two_phase
         why = ""
@@ -484,7 +501,9 @@ class Connector:
         if not why:
             name, version = source.slot, facts.server_version_num
             start = options.start_options(version, source.publications, source.origin, two_phase=is_two_phase)
-            await history.check(conn, name, slot_lsn, start, low_lsn=found.low_lsn, recorded=found.recorded)
+            await history.check(
+                conn, name, slot_lsn, start, begin_lsn=found.begin_lsn, low_lsn=found.low_lsn, recorded=found.recorded
+            )
             return
         self._log.warning("history_unproved", slot=source.slot, reason=why)
 

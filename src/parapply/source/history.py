@@ -4,7 +4,8 @@ A slot behind the watermark is nothing special: it forgets reports when its serv
 may never have come. But a publisher that was put back to an older state has such a slot, too, and once it has written
 past the watermark, its LSNs name other transactions: they would be left out. So the changes behind the watermark are
 looked at without being consumed: the last transaction of each record must be there, at its end LSN and with its commit
-time, and none after the last one, where only keep-alives have moved the watermark.
+time, and none after the last one (without a record: after the slot's begin), where only keep-alives have moved the
+watermark.
 
 Source: PostgreSQL manual, "Replication Management Functions"; `src/backend/replication/logical/logical.c`: the LSN of
 what ends a transaction is its end LSN.
@@ -45,6 +46,7 @@ async def check(  # noqa: PLR0913
     slot_lsn: int,
     options: Sequence[tuple[str, str]],
     *,
+    begin_lsn: int,
     low_lsn: int,
     recorded: Sequence[tuple[int, int]],
 ) -> None:
@@ -55,6 +57,7 @@ async def check(  # noqa: PLR0913
         slot_name: of the slot, which no session reads.
         slot_lsn: where it is.
         options: pgoutput's, without streaming; two_phase only if the slot has it.
+        begin_lsn: where the slot was begun; transactions that end up to there are not looked at.
         low_lsn: everything that ends up to there is on the target.
         recorded: end LSN and commit time (microseconds since 2000-01-01 UTC) of the last transaction of each record:
             the newest one up to the watermark, and all after it.
@@ -65,7 +68,7 @@ async def check(  # noqa: PLR0913
         SourceLost: the connection broke.
     """
     awaited = {end_lsn: time_us for end_lsn, time_us in recorded if end_lsn > slot_lsn}
-    last_lsn = max([slot_lsn, *[end_lsn for end_lsn, _ in recorded if end_lsn <= low_lsn]])
+    last_lsn = max([slot_lsn, begin_lsn, *[end_lsn for end_lsn, _ in recorded if end_lsn <= low_lsn]])
     up_to_lsn = max([low_lsn, *awaited])
     words = [word for pair in options for word in pair]
     ends = [format_lsn(end_lsn) for end_lsn in awaited]

@@ -32,18 +32,34 @@ if TYPE_CHECKING:
 #: server_version_num of the first server that publishes schemas.
 _SCHEMAS_SINCE: Final = 150000
 
+#: server_version_num of the first server whose publications of all tables may leave some out.
+_EXCEPT_SINCE: Final = 190000
+
+# A mark of all tables has the tables that are left out behind a `!`.
 _ENTRIES: LiteralString = """
-    SELECT 'a' || p.oid AS mark, NULL::oid AS relid, NULL::oid AS nspid, p.oid AS pubid, false AS is_part
+    SELECT 'a' || p.oid AS mark, NULL::oid AS relid, NULL::oid AS nspid, p.oid AS pubid, false AS is_part,
+           '{}'::oid[] AS excepted
       FROM pg_catalog.pg_publication AS p WHERE p.puballtables AND p.pubname = ANY ($1::text[])
     UNION ALL
     SELECT 'r' || r.oid, r.prrelid, NULL, p.oid,
-           to_jsonb(r) ->> 'prqual' IS NOT NULL OR to_jsonb(r) ->> 'prattrs' IS NOT NULL
+           to_jsonb(r) ->> 'prqual' IS NOT NULL OR to_jsonb(r) ->> 'prattrs' IS NOT NULL, '{}'
       FROM pg_catalog.pg_publication_rel AS r
       JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid WHERE p.pubname = ANY ($1::text[])"""
 _SCHEMA_ENTRIES: LiteralString = """
     UNION ALL
-    SELECT 'n' || s.oid, NULL, s.pnnspid, p.oid, false FROM pg_catalog.pg_publication_namespace AS s
+    SELECT 'n' || s.oid, NULL, s.pnnspid, p.oid, false, '{}' FROM pg_catalog.pg_publication_namespace AS s
       JOIN pg_catalog.pg_publication AS p ON p.oid = s.pnpubid WHERE p.pubname = ANY ($1::text[])"""
+#: Put over the entries from `_EXCEPT_SINCE` on: a row of pg_publication_rel may then name a table that is left out.
+_EXCEPTED: LiteralString = """
+    SELECT e.mark || COALESCE('!' || x.marks, '') AS mark, e.relid, e.nspid, e.pubid, e.is_part,
+           COALESCE(x.oids, '{}') AS excepted
+      FROM (ENTRIES) AS e
+      LEFT JOIN LATERAL (
+           SELECT string_agg(r.oid || '@' || r.xmin, ',' ORDER BY r.oid) AS marks, array_agg(r.prrelid) AS oids
+             FROM pg_catalog.pg_publication_rel AS r WHERE r.prpubid = e.pubid AND r.prexcept) AS x
+        ON e.relid IS NULL AND e.nspid IS NULL
+     WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_publication_rel AS r
+                        WHERE r.prpubid = e.pubid AND r.prrelid = e.relid AND r.prexcept)"""
 
 _MARKS: LiteralString = """
     SELECT mark FROM entries
@@ -71,7 +87,8 @@ _LINE: LiteralString = """
                       AND d.cmin::text = a.cmin::text AND d.xmax = 0 AND a.xmax = 0),
            c.relkind <> 'r' OR c.relfilenode = c.oid,
            ARRAY(SELECT mark FROM entries WHERE relid = c.oid), ARRAY(SELECT mark FROM entries WHERE nspid = n.oid),
-           ARRAY(SELECT mark FROM entries WHERE relid IS NULL AND nspid IS NULL)
+           ARRAY(SELECT mark FROM entries WHERE relid IS NULL AND nspid IS NULL
+                    AND NOT excepted && (SELECT array_agg(one.oid) FROM line AS one))
       FROM line
       JOIN pg_catalog.pg_class AS c ON c.oid = line.oid
       JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -95,7 +112,8 @@ _UNCOVERED: LiteralString = """
      GROUP BY 1, 2, 3
     HAVING bool_or(c.oid IN (SELECT relid FROM entries WHERE relid IS NOT NULL)
                    OR c.relnamespace IN (SELECT nspid FROM entries WHERE nspid IS NOT NULL)
-                   OR EXISTS (SELECT FROM entries WHERE relid IS NULL AND nspid IS NULL))
+                   OR EXISTS (SELECT FROM entries WHERE relid IS NULL AND nspid IS NULL AND NOT EXISTS (
+                              SELECT FROM line AS one WHERE one.leaf = line.leaf AND one.oid = ANY (excepted))))
        AND NOT bool_or(c.oid = ANY (CASE WHEN c.oid = line.leaf THEN $2::oid[] ELSE $3::oid[] END))
      ORDER BY 2, 3"""
 
@@ -219,9 +237,15 @@ def _publishes_partitions(line: Sequence[TablePlace], known: Collection[str]) ->
     return bool(above) and table.edge in known and _publishes_partitions(above, known)
 
 
+def entries(version_num: int) -> LiteralString:
+    """Return the query for the publications' entries on a server of this version."""
+    found = _ENTRIES + (_SCHEMA_ENTRIES if version_num >= _SCHEMAS_SINCE else "")
+    return _EXCEPTED.replace("ENTRIES", found) if version_num >= _EXCEPT_SINCE else found
+
+
 async def entry_rows(conn: Connection, query: LiteralString, params: Sequence[object]) -> list[tuple[Any, ...]]:
     """Run a query that reads the publications' entries; they are its first parameter."""
-    schemas = _SCHEMA_ENTRIES if conn.info.server_version >= _SCHEMAS_SINCE else ""
+    found = entries(conn.info.server_version)
     async with psycopg.AsyncRawCursor(conn) as cursor:
-        await cursor.execute(f"WITH RECURSIVE entries AS MATERIALIZED ({_ENTRIES}{schemas}) {query}".encode(), params)
+        await cursor.execute(f"WITH RECURSIVE entries AS MATERIALIZED ({found}) {query}".encode(), params)
         return await cursor.fetchall()

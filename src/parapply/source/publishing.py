@@ -45,7 +45,8 @@ _WAYS: LiteralString = """
           JOIN pg_catalog.pg_class AS above ON above.oid = i.inhparent)
     , entry AS (
         SELECT e.relid, e.nspid, p.pubviaroot AS is_by_root, 'p' || p.oid || '@' || p.xmin || ':' || p.pubowner AS row,
-               e.mark || CASE WHEN e.is_part THEN '*' ELSE '' END || ':' || CASE WHEN p.pubinsert THEN 'i' ELSE '' END
+               e.excepted, split_part(e.mark, '!', 1) || CASE WHEN e.is_part THEN '*' ELSE '' END || ':'
+               || CASE WHEN p.pubinsert THEN 'i' ELSE '' END
                || CASE WHEN p.pubupdate THEN 'u' ELSE '' END || CASE WHEN p.pubdelete THEN 'd' ELSE '' END
                || CASE WHEN p.pubtruncate THEN 't' ELSE '' END || CASE WHEN p.pubviaroot THEN 'v' ELSE '' END
                || CASE WHEN to_jsonb(p) ->> 'pubgencols' IN ('s', 'true') THEN 'g' ELSE '' END AS way
@@ -61,7 +62,8 @@ _WAYS: LiteralString = """
            AND d.refclassid = 'pg_catalog.pg_namespace'::regclass
         UNION ALL
         SELECT table_oid, line.oid, e.row, e.is_by_root, CASE WHEN table_oid = line.oid THEN e.way END
-          FROM line CROSS JOIN entry AS e WHERE e.relid IS NULL AND e.nspid IS NULL)
+          FROM line CROSS JOIN entry AS e WHERE e.relid IS NULL AND e.nspid IS NULL
+           AND NOT EXISTS (SELECT FROM line AS one WHERE one.table_oid = line.table_oid AND one.oid = ANY (e.excepted)))
     SELECT cover.table_oid::bigint, c.relkind = 'p', array_agg(DISTINCT way) || array_agg(DISTINCT cover.row)
       FROM cover JOIN pg_catalog.pg_class AS c ON c.oid = cover.table_oid
      GROUP BY cover.table_oid, c.relkind

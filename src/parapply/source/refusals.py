@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: server_version_num of the first standby that decodes WAL.
 STANDBY_SINCE: Final = 160000
+#: The same, with WAL for logical decoding as soon as a logical slot exists. A standby has the level of its primary.
+RAISES_LEVEL_SINCE: Final = 190000
 
 _GAP_HINT = (
     "transactions are missing on the target and the slot cannot give them: `parapply heal` makes another slot and "
@@ -157,15 +159,29 @@ def check_slot(
         )
 
 
+def decodes(facts: SourceFacts) -> bool:
+    """Return whether WAL has what a logical slot reads, or will have it once one is made."""
+    if facts.server_version_num < RAISES_LEVEL_SINCE:
+        return facts.wal_level == "logical"
+    if facts.effective_wal_level == "logical":
+        return True
+    return facts.wal_level == "replica" and not facts.is_in_recovery
+
+
 def check_server(facts: SourceFacts) -> None:
     """Refuse a publisher that cannot serve any slot.
 
     Raises:
         SourceRefused: wal_level is too low, or the server is a standby that cannot decode.
     """
-    if facts.wal_level != "logical":
+    if not decodes(facts):
+        raised = facts.server_version_num >= RAISES_LEVEL_SINCE
         raise SourceRefused(
-            f"source: wal_level is {facts.wal_level}", hint="set wal_level = logical on the publisher and restart it"
+            f"source: {'effective_wal_level' if raised else 'wal_level'} is"
+            f" {facts.effective_wal_level if raised else facts.wal_level}",
+            hint="make a logical slot on the primary, or set wal_level = logical there and restart it"
+            if raised and facts.is_in_recovery
+            else "set wal_level = logical on the publisher and restart it",
         )
     if facts.is_in_recovery and facts.server_version_num < STANDBY_SINCE:
         raise SourceRefused(

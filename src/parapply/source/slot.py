@@ -86,6 +86,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     decoding_memory_bytes: int  # logical_decoding_work_mem of this session
     flush_lsn: int
     slot: SlotFacts | None
+    effective_wal_level: str = ""  # as WAL is written; 19 and later, which raise it for the first logical slot
     synchronized_standby_slots: str = ""  # whose standbys a failover slot waits for; 17 and later
     hot_standby_feedback: bool = True
     started_us: int = 0  # the server's start, microseconds since 1970-01-01 UTC
@@ -243,6 +244,7 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
                          pg_catalog.pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int END,
                pg_catalog.current_database(),
                pg_catalog.current_setting('wal_level'),
+               COALESCE(pg_catalog.current_setting('effective_wal_level', true), ''),
                r,
                (SELECT setting::float8 / 1000 FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'),
                pg_catalog.pg_size_bytes(pg_catalog.current_setting('logical_decoding_work_mem')),
@@ -255,8 +257,8 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
           FROM pg_catalog.pg_is_in_recovery() AS r"""  # noqa: S608 - a constant
     with source_errors("inspecting the publisher"):
         found = await _rows(conn, query, [slot_name])
-    ((identifier, timeline, database, wal_level, is_standby, timeout_s, decoding_bytes, flush, *rest),) = found
-    slot, synced, feedback, started_us, own = rest
+    ((identifier, timeline, database, wal_level, level_now, is_standby, timeout_s, decoding_bytes, *rest),) = found
+    flush, slot, synced, feedback, started_us, own = rest
     return SourceFacts(
         # The control file's number is unsigned, SQL's bigint is not.
         system_identifier=str(identifier & 0xFFFF_FFFF_FFFF_FFFF),
@@ -264,6 +266,7 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
         database=database,
         server_version_num=conn.info.server_version,
         wal_level=wal_level,
+        effective_wal_level=level_now,
         is_in_recovery=is_standby,
         wal_sender_timeout_s=timeout_s,
         decoding_memory_bytes=decoding_bytes,
@@ -469,6 +472,7 @@ async def tables_to_expect(conn: Connection, names: Sequence[str]) -> tuple[tupl
             SELECT NULL::oid, NULL::oid FROM pg_catalog.pg_publication WHERE puballtables AND pubname = ANY ($1::text[])
             UNION ALL SELECT r.prrelid, NULL FROM pg_catalog.pg_publication_rel AS r
               JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid WHERE p.pubname = ANY ($1::text[])
+               AND pg_catalog.to_jsonb(r) ->> 'prexcept' IS DISTINCT FROM 'true'
             UNION ALL SELECT NULL, s.pnnspid FROM pg_catalog.pg_publication_namespace AS s
               JOIN pg_catalog.pg_publication AS p ON p.oid = s.pnpubid WHERE p.pubname = ANY ($1::text[]))
         SELECT n.nspname, c.relname

@@ -98,13 +98,11 @@ def _head(history: ReadingHistory, width: int, limit_lines: int) -> list[Rendera
     if report["state"] is None:
         state.append("not made yet")
         return [state]
+    state.append_text(state_text(report))
     if report["is_daemon_connected"]:
-        state.append(report["state"], _STYLES.get(report["state"], ""))
         state.append(f"  {report['reason']}")
     elif report["state"] == DaemonState.RECONNECTING:
-        state.append(f"reconnecting, pid {report['pid']}", "bold red")
-    else:
-        state.append("no daemon runs", "bold red")
+        state.append(f", pid {report['pid']}", "bold red")
     if is_silent(report):
         state.append(f"  nothing heard for {brief(report['silent_s'])}", "bold red")
     state.no_wrap, state.overflow = True, "ellipsis"
@@ -118,6 +116,14 @@ def _head(history: ReadingHistory, width: int, limit_lines: int) -> list[Rendera
             wrapped[limit_lines - 1].truncate(width, overflow="ellipsis")
         lines += wrapped[:limit_lines]
     return lines
+
+
+def state_text(report: dict[str, Any]) -> Text:
+    """Return the state of a slot that is made."""
+    if report["is_daemon_connected"]:
+        return Text(report["state"], _STYLES.get(report["state"], ""))
+    is_coming_back = report["state"] == DaemonState.RECONNECTING
+    return Text("reconnecting" if is_coming_back else "no daemon runs", "bold red")
 
 
 def _courses(history: ReadingHistory, room: int) -> Table:
@@ -154,7 +160,7 @@ def _positions(report: dict[str, Any]) -> Text:
 
 
 def _workers(history: ReadingHistory, workers: Sequence[dict[str, Any]], *, wraps: bool) -> Table:
-    table = _grid(
+    table = grid(
         ("#", "right", 2),
         ("busy", "right", 4),
         ("state", "left", 10),
@@ -181,7 +187,7 @@ def _tables(tables: Sequence[TableRate], width: int) -> Table:
     if _room(width, _table_columns(sorts)) < min(widest, _NAME_COLUMNS):
         sorts = ()
     columns = _table_columns(sorts)
-    table = _grid((heading, "left", max(1, min(_room(width, columns), widest))), *columns)
+    table = grid((heading, "left", max(1, min(_room(width, columns), widest))), *columns)
     table.expand = False
     for one, shown in zip(tables, names, strict=True):
         counts = dict(zip(_SORTS, (one.inserts_s, one.updates_s, one.deletes_s), strict=True))
@@ -270,7 +276,8 @@ def _dim(text: str) -> Text:
     return Text(text, style="dim")
 
 
-def _grid(*columns: tuple[str, Any, int | None], wraps: bool = False) -> Table:
+def grid(*columns: tuple[str, Any, int | None], wraps: bool = False) -> Table:
+    """Return a table of columns without lines: heading, side, and width or None for what is left."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", expand=True)
     for name, justify, width in columns:
         table.add_column(

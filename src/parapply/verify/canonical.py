@@ -117,7 +117,7 @@ def key_range(table: PublishedTable, ranges: Ranges) -> sql.Composed:
 
 
 def summary(
-    table: PublishedTable, part: Part, ranges: Ranges, row_filter: str, numbers: Sequence[int] = ()
+    table: PublishedTable, part: Part, ranges: Ranges, row_filter: str | sql.Composed, numbers: Sequence[int] = ()
 ) -> sql.Composed:
     """Return the query for (range, number of rows, sum of their hashes) of a part; of some ranges, if any are given."""
     where = condition(part, row_filter)
@@ -142,7 +142,9 @@ def _within(table: PublishedTable, ranges: Ranges, numbers: Sequence[int]) -> sq
     return sql.SQL("{} = ANY ({}::bigint[])").format(key_range(table, ranges), sql.Literal(list(numbers)))
 
 
-def rows_of(table: PublishedTable, part: Part, ranges: Ranges, numbers: Sequence[int], row_filter: str) -> sql.Composed:
+def rows_of(
+    table: PublishedTable, part: Part, ranges: Ranges, numbers: Sequence[int], row_filter: str | sql.Composed
+) -> sql.Composed:
     """Return the query for (key's values as texts, hash) of a part's rows in some ranges.
 
     Without a key the row has the values of all columns.

@@ -384,7 +384,8 @@ async def target_leaves(target: settings.Connection, tables: Sequence[PublishedT
     names = [sql.Identifier(*table.here().full_name).as_string(None) for table in tables]
     with settings.target_errors("reading the tables"):
         oids = [int(oid) for (oid,) in await settings.rows(target, query, [names])]
-        leaves = await leaves_of(target, oids)
+        # Several sources may lead to one table.
+        leaves = await leaves_of(target, list(dict.fromkeys(oids)))
     return {table.oid: leaves[oid] for table, oid in zip(tables, oids, strict=True)}
 
 

@@ -16,6 +16,7 @@ from parapply.copy.parts import Part, parts_of
 from parapply.copy.published import PublishedTable
 from parapply.source.slot import source_errors
 from parapply.target.session.settings import target_errors
+from parapply.target.sql.own_rows import own_condition
 from parapply.verify import canonical
 from parapply.verify.differences import Summary, add
 
@@ -68,9 +69,9 @@ class VerifyEnd:
         doing = f"reading {table.text}"
         return source_errors(doing) if self._is_source else target_errors(doing)
 
-    def _filter(self, table: PublishedTable) -> str:
-        # Rows that the filter keeps back are not on the target.
-        return table.row_filter if self._is_source else ""
+    def _filter(self, table: PublishedTable) -> str | sql.Composed:
+        # Rows that the filter keeps back are not on the target; rows with other constants there are of other sources.
+        return table.row_filter if self._is_source else own_condition(table.constants) if table.constants else ""
 
     async def summary(
         self, table: Compared, on_part: Callable[[Part, int], None], numbers: Sequence[int] = ()

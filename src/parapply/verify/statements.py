@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from psycopg import sql
 
 from parapply.source.slot import source_errors
+from parapply.target.sql.own_rows import own_rows
 from parapply.verify.canonical import row_text
 
 if TYPE_CHECKING:
@@ -89,14 +90,16 @@ def _delete(compared: Compared, one: Difference) -> str:
     table = compared.published
     relation = _alone(table.here().full_name, compared.target_leaves)
     if table.key:
-        query = sql.SQL("DELETE FROM {} WHERE {};").format(relation, _matches(table.key, one.key))
+        query = sql.SQL("DELETE FROM {} WHERE {}{};").format(
+            relation, _matches(table.key, one.key), own_rows(table.constants, word="AND")
+        )
     else:
         same = sql.SQL("{} = {}::text").format(row_text(table.columns), sql.Literal(_row_literal(one.key)))
         # Each partition has a row at the same ctid.
         query = sql.SQL(
             "DELETE FROM {relation} WHERE (tableoid, ctid) IN"
-            " (SELECT tableoid, ctid FROM {relation} WHERE {same} LIMIT {count});"
-        ).format(relation=relation, same=same, count=one.count)
+            " (SELECT tableoid, ctid FROM {relation} WHERE {same}{own} LIMIT {count});"
+        ).format(relation=relation, same=same, own=own_rows(table.constants, word="AND"), count=one.count)
     return query.as_string(None)
 
 
@@ -114,8 +117,8 @@ def _row_literal(values: Key) -> str:
 
 
 def _insert(table: PublishedTable, row: Sequence[str | None]) -> str:
-    columns = sql.SQL(", ").join([sql.Identifier(column) for column in table.columns])
-    values = sql.SQL(", ").join([sql.Literal(value) for value in row])
+    columns = sql.SQL(", ").join([sql.Identifier(column) for column in table.filled])
+    values = sql.SQL(", ").join([sql.Literal(value) for value in (*row, *table.constants.values())])
     return (
         sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({});")
         .format(sql.Identifier(*table.here().full_name), columns, values)

@@ -143,6 +143,11 @@ PROOFS = {
         "updates that the trigger saw": f"SELECT sum(price) = {FEW} AND sum(total) = 2 * {FEW} FROM articles",
         "also on the target": "SELECT tgenabled = 'A' FROM pg_trigger WHERE tgname = 'set_total'",
     },
+    "audit": {
+        "updates": f"SELECT sum(price) = {FEW} FROM articles",
+        "noted on the target only": "SELECT tgenabled = 'R' AND NOT EXISTS (SELECT FROM price_changes) "
+        "FROM pg_trigger WHERE tgname = 'note_price'",
+    },
     "partitions-leaf": {
         "rows came and were updated": f"SELECT count(*) = 10000 + {FEW} AND sum(amount) = {FEW} FROM readings",
         "published one by one": "SELECT count(*) = 100 FROM pg_publication_tables WHERE tablename ~ '^readings_'",

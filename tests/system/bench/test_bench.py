@@ -17,7 +17,7 @@ from tests.fixtures.documents import ROOT
 from tests.fixtures.warm_program import PROGRAM_VARIABLE, WarmProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SOURCE_TREE = ROOT / "src"
 END_TIMEOUT_S = 300
@@ -100,7 +100,7 @@ def test_a_quick_run_measures_everybody_and_leaves_files_only(run: Run, scratch:
     assert list(scratch.iterdir()) == [path for path in scratch.iterdir() if path.name.startswith("parapply-programs-")]
 
 
-def test_the_document_is_all_of_standard_output(run: Run) -> None:
+def _document(run: Run, _: Path) -> None:
     """With --json programs read standard output, and without files nothing is written."""
     done = run(
         "--transactions=200", "--workload=inserts", "--rounds=1", "--scale=1", "--system=built-in",
@@ -112,7 +112,7 @@ def test_the_document_is_all_of_standard_output(run: Run) -> None:
     assert "Making the backlog" in done.stderr
 
 
-def test_copies_in_turn(run: Run) -> None:
+def _copies(run: Run, _: Path) -> None:
     """The tables are equal after every copy, by either system; time and CPU are in the document."""
     done = run("--copy", "--shape=wide", "--rounds=1", "--scale=1", "--workers=2", "--no-save", "--json")
     assert done.returncode == 0, done.stderr
@@ -122,11 +122,11 @@ def test_copies_in_turn(run: Run) -> None:
     assert all(turn["is_equal"] and turn["cpu_s"] > 0 for turn in found["turns"])
 
 
-def test_a_huge_transaction_beside_small_ones(run: Run, tmp_path: Path) -> None:
+def _huge_beside_small(run: Run, out: Path) -> None:
     """With --live both ways of parapply take a turn, and are in the tables, the JSON file and the plot."""
-    done = run("--live", "--system=parapply", "--workers=2", "--large-rows=3000", "--rounds=1", f"--out={tmp_path}")
+    done = run("--live", "--system=parapply", "--workers=2", "--large-rows=3000", "--rounds=1", f"--out={out}")
     assert done.returncode == 0, done.stdout + done.stderr
-    plot, document = sorted(tmp_path.iterdir(), key=lambda path: path.suffix, reverse=True)
+    plot, document = sorted(out.iterdir(), key=lambda path: path.suffix, reverse=True)
     content = json.loads(document.read_text(encoding="utf-8"))
     names = ["parapply preserve 2", "parapply preserve 2, streaming off"]
     assert [turn["system"] for turn in content["turns"]] == names
@@ -134,3 +134,10 @@ def test_a_huge_transaction_beside_small_ones(run: Run, tmp_path: Path) -> None:
     for name in names:
         assert done.stdout.count(f"\n{name} ") == 2
         assert f">{name}<" in plot.read_text(encoding="utf-8")
+
+
+@pytest.mark.in_turn("check")
+@pytest.mark.parametrize("check", [_document, _copies, _huge_beside_small])
+def test_other_ways_to_measure(run: Run, tmp_path: Path, check: Callable[[Run, Path], None]) -> None:
+    """A document for programs, copies in turn, and a huge transaction beside small ones end as each of them says."""
+    check(run, tmp_path)

@@ -31,7 +31,7 @@ for line in sys.stdin:
 """
 PROCESS_NAME = "postgres"
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")]
 
 
 @contextmanager

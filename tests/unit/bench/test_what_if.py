@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from bench.run_what_if import main
 from bench.what_if import FROM_WORKERS, KINDS, WORKERS, Cell
-from parapply.analysis.prediction import ORDERS
+from parapply.analysis.changes import ORDERS
 from parapply.applylog_schema import IntervalRecord
 from tests.analysis.hand_log import at, batch
 

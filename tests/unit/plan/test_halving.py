@@ -96,3 +96,13 @@ def test_a_single_transaction_whose_sets_failed_is_alone() -> None:
     halving = Halving(1)
     halving.failed()
     assert halving.part == BatchPart(0, 1, Form.ALONE)
+
+
+def test_joined_transactions_that_fail_are_tried_one_by_one() -> None:
+    """Code that sees several transactions as one may fail because of that: each of the others commits separately."""
+    halving = Halving(10, form=Form.JOINED)
+    halving.passed(2)
+    halving.failed()
+    assert halving.part == BatchPart(2, 10, Form.EACH)
+    halving.isolate(5)
+    assert halving.part == BatchPart(2, 5, Form.EACH)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from parapply.errors import SourceRefused
-from parapply.source.refusals import KnownPosition, check_slot, parse_timeline_history
+from parapply.source.refusals import KnownPosition, check_server, check_slot, parse_timeline_history
 from parapply.source.slot import SlotFacts, SourceFacts
 
 SLOT = SlotFacts(
@@ -138,3 +138,37 @@ def test_history_files_are_read_as_the_server_writes_them() -> None:
     for bad in ("1", "x 0/1", "1 nonsense"):
         with pytest.raises(SourceRefused, match="history"):
             parse_timeline_history(bad)
+
+
+@pytest.mark.parametrize(
+    ("version_num", "level", "now", "is_standby", "said"),
+    [
+        (180004, "logical", "", False, ""),
+        (180004, "replica", "", False, "wal_level is replica"),
+        # The first logical slot raises the level; on a standby that is the primary's business.
+        (190000, "replica", "replica", False, ""),
+        (190000, "replica", "logical", False, ""),
+        (190000, "minimal", "minimal", False, "effective_wal_level is minimal"),
+        (190000, "replica", "logical", True, ""),
+        (190000, "replica", "replica", True, "effective_wal_level is replica"),
+        (190000, "logical", "replica", True, "effective_wal_level is replica"),
+    ],
+)
+def test_the_level_of_wal_that_a_version_needs(
+    version_num: int,
+    level: str,
+    now: str,
+    is_standby: bool,  # noqa: FBT001  a parameter
+    said: str,
+) -> None:
+    """Before 19 wal_level must be logical; from then on a primary with replica writes more as soon as it must."""
+    facts = replace(
+        FACTS, server_version_num=version_num, wal_level=level, effective_wal_level=now, is_in_recovery=is_standby
+    )
+    if not said:
+        check_server(facts)
+        return
+    with pytest.raises(SourceRefused) as refused:
+        check_server(facts)
+    assert str(refused.value) == f"source: {said}"
+    assert ("primary" in refused.value.hint) is is_standby

@@ -7,7 +7,7 @@ a conflict, or is reported as an error of the data, only where a single transact
 T-69).
 
 A batch of transactions for which code runs on the target (`Batch.is_serial`) is applied here from the beginning, each
-of them a target transaction.
+of them a target transaction, or all of them one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from parapply.model import format_lsn
 from parapply.plan.batch import Batch
 from parapply.plan.downgrade import Level
 from parapply.plan.halving import BatchPart, Form, Halving
-from parapply.plan.steps import is_serial, ordered_changes
+from parapply.plan.steps import is_serial, may_join, ordered_changes
 from parapply.runtime.apply.failure import FailureClass, classify
 from parapply.runtime.apply.serial import SerialApply
 from parapply.runtime.apply.sets import SetCommands, found_code
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import Repair
     from parapply.runtime.apply.transaction import TargetTransaction
-    from parapply.target.session.session import Record
     from parapply.target.sql.commands import Command, CommandBuilder
 
 #: Where more than this share of a batch is exact in source order only, its table does better row by row from the start.
@@ -49,6 +48,8 @@ _MANY_IN_ORDER = 1 / 32
 #: Bytes and changes of a transaction above which a round trip for it alone is nothing beside its statements.
 _EACH_BYTES = 1024 * 1024
 _EACH_CHANGES = 64
+#: Forms in which a serial batch begins; they find out themselves which of its transactions must be alone.
+_FROM_THE_START = (Form.EACH, Form.JOINED)
 
 
 class PartApply:
@@ -89,7 +90,8 @@ class PartApply:
             ApplyFailed, TargetLost, TargetRefused, ProtocolError: as `apply`.
         """
         if job.resume is None:
-            halving = Halving(len(job.batch.transactions), form=Form.EACH)
+            form = Form.JOINED if may_join(job.batch.steps) else Form.EACH
+            halving = Halving(len(job.batch.transactions), form=form)
             job.resume = Resume(halving, dict(job.plans_before), self._kit.new_attempts())
         return await self._apply(job, None)
 
@@ -129,17 +131,17 @@ class PartApply:
         resume = job.resume
         assert resume is not None, "it has begun"
         halving = resume.halving
-        if halving.part.form is not Form.EACH:
+        if halving.part.form not in _FROM_THE_START:
             self._target.show(WorkerState.RETRYING)
         if self._pool.flight.state.is_relaxed and self._pool.flight.state.head is not job:
             self._pool.park(job)
             return False
         await self._pool.head_turn(job)
-        if halving.part.form is not Form.EACH:
+        if halving.part.form not in _FROM_THE_START:
             await self._tell(job, resume)
         while not halving.is_done:
             part = halving.part
-            self._target.show(WorkerState.EXECUTING if part.form is Form.EACH else WorkerState.RETRYING)
+            self._target.show(WorkerState.EXECUTING if part.form in _FROM_THE_START else WorkerState.RETRYING)
             try:
                 await self._part(job, resume, part, sets)
             except TryLater as later:
@@ -176,13 +178,15 @@ class PartApply:
             if resume.is_told:
                 resume.n_in_order += 1
             return
-        is_asked = self._skips and part.form is not Form.EACH
+        is_asked = self._skips and part.form not in _FROM_THE_START
         for number, transaction in enumerate(transactions, part.start) if is_asked else ():
             if self._is_wanted(transaction):
                 resume.halving.isolate(number)
                 return
         if part.form is Form.EACH:
             await self._each(job, resume, transactions)
+        elif part.form is Form.JOINED:
+            await self._joined(job, resume, transactions)
         elif part.form is Form.ORDERED:
             await self._ordered(job, resume, part, transactions)
         else:
@@ -192,7 +196,8 @@ class PartApply:
         """Commit transactions one by one, up to the first that fails or must be tried alone, which is noted."""
         run = _Each(transactions, self._kit.tables.plans_from(resume.plans), self._kit.builder, self._is_wanted)
         show = partial(self._target.show, WorkerState.EXECUTING)
-        n_committed, failure = await self._session.execute_each(run, on_sent=show)
+        recorded = ((record_at_head(transaction), commands) for transaction, commands in run)
+        n_committed, failure = await self._session.execute_each(recorded, on_sent=show)
         if n_committed:
             # Only the first one may have announced anything.
             resume.plans = dict(run.plans.current)
@@ -211,6 +216,53 @@ class PartApply:
                     self._kit.tables.count_retry([plan.relation])
         if failure is not None or not n_committed:
             resume.halving.isolate(resume.halving.n_done)
+
+    async def _joined(self, job: SetJob, resume: Resume, transactions: Sequence[Transaction]) -> None:
+        """Commit transactions as one, up to the first that must be tried alone; or have them tried one by one."""
+        together = self._joinable(transactions)
+        if not together:
+            resume.halving.isolate(resume.halving.n_done)
+            return
+        run = _Each(together, self._kit.tables.plans_from(resume.plans), self._kit.builder, self._is_wanted)
+        record = record_of_run(together)
+        show = partial(self._target.show, WorkerState.EXECUTING)
+        made: list[Command] = []
+        try:
+            await self._session.execute_ahead(record, self._checked(run, made), on_sent=show)
+            is_whole = run.n_made == len(together)
+            if is_whole and not (self._skips and any(map(self._is_wanted, together))):
+                self._target.show(WorkerState.COMMITTING)
+                await self._target.end(job, record)
+                resume.plans = dict(run.plans.current)
+                resume.halving.passed(len(together))
+                return
+            await self._session.rollback()
+        except StatementFailed as failure:
+            await self._failed(job, resume, failure)
+            is_code = found_code(failure, made)
+            job.error = RetryReason.CODE if is_code else failure.sqlstate or RetryReason.ROW_COUNT
+            await self._tell(job, resume)
+            is_whole = False
+        if not is_whole:
+            resume.halving.failed()
+
+    def _checked(self, run: _Each, made: list[Command]) -> Iterator[Command]:
+        """Yield the commands of transactions, and note them; then those that find code on tables that have none."""
+        for _, commands in run:
+            made += commands
+            yield from commands
+        check = code_check(made, self._kit.tables.role)
+        made += check
+        yield from check
+
+    def _joinable(self, transactions: Sequence[Transaction]) -> Sequence[Transaction]:
+        """Return the transactions before the first that must be alone, as `_Each` says."""
+        is_asked = bool(self._skips)
+        for number, transaction in enumerate(transactions):
+            is_wanted = is_asked and self._is_wanted(transaction)
+            if is_wanted or (number and transaction.relations) or _is_large(transaction):
+                return transactions[:number]
+        return transactions
 
     async def _sets(
         self,
@@ -347,8 +399,12 @@ class PartApply:
         )
 
 
+def _is_large(transaction: Transaction) -> bool:
+    return transaction.size_bytes > _EACH_BYTES or len(transaction.changes) > _EACH_CHANGES
+
+
 class _Each:
-    """Transactions with their records and commands, made as they are asked for, up to one that must be alone.
+    """Transactions with their commands, made as they are asked for, up to one that must be alone.
 
     Such a transaction is to be skipped, cannot be applied, or has row counts that the server cannot check. So is one
     that announces tables, unless it is the first, so that the plans in force after the committed ones are always known.
@@ -375,7 +431,7 @@ class _Each:
         self._is_wanted = is_wanted
         self._made: list[list[Command]] = []
 
-    def __iter__(self) -> Iterator[tuple[Record, list[Command]]]:
+    def __iter__(self) -> Iterator[tuple[Transaction, list[Command]]]:
         if failpoints.is_armed(failpoints.DML_SENT, failpoints.BEFORE_COMMIT):
             return  # no such place is passed here
         for number, transaction in enumerate(self._transactions):
@@ -385,16 +441,19 @@ class _Each:
             if commands is None:
                 return
             self._made.append(commands)
-            yield record_at_head(transaction), commands
+            yield transaction, commands
+
+    @property
+    def n_made(self) -> int:
+        """Return the number of transactions that were asked for, and may go with others."""
+        return len(self._made)
 
     def commands_of(self, number: int) -> list[Command]:
         """Return the commands of a transaction that was asked for."""
         return self._made[number]
 
     def _commands(self, transaction: Transaction) -> list[Command] | None:
-        if transaction.size_bytes > _EACH_BYTES or len(transaction.changes) > _EACH_CHANGES:
-            return None
-        if self._is_wanted(transaction):
+        if _is_large(transaction) or self._is_wanted(transaction):
             return None
         try:
             commands = self._builder.in_order(ordered_changes(transaction, self.plans), asks_first=False)

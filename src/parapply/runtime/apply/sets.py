@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from parapply import failpoints
+from parapply.engine.turns import ONE_FLIGHT
 from parapply.errors import ProtocolError, TargetRefused
 from parapply.runtime.apply.failure import FailureClass, classify
 from parapply.target.sql.commands import SET_BYTES, CommandBuilder, code_check
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
     from parapply.model import Relation
     from parapply.plan.batch import Batch
     from parapply.target.sql.commands import Command
-
-#: Changes of a batch that is executed and committed in one flight, if it has its turn when it begins: without a backlog
-#: the round trip is a large part of the latency, and a check of the counts by the server costs little for few rows. At
-#: most this many late keys are applied in the flight of the commit.
-_ONE_FLIGHT = 256
 
 
 class Ahead:
@@ -47,7 +43,7 @@ class Ahead:
         """Make the commands of a closed job, unless they are already made or the worker will need other ones."""
         batch = job.batch
         is_wanted = not (batch.is_serial or batch.is_suspect or batch.has_late_keys) and job.resume is None
-        if batch is self._batch or not is_wanted or batch.n_changes <= _ONE_FLIGHT or batch.size_bytes > SET_BYTES:
+        if batch is self._batch or not is_wanted or batch.n_changes <= ONE_FLIGHT or batch.size_bytes > SET_BYTES:
             return
         try:
             commands = builder.of_steps(batch.steps, batch.size_bytes)
@@ -103,12 +99,12 @@ class SetCommands:
     @property
     def fit_one_flight(self) -> bool:
         """Return whether the batch may be executed and committed at once, if it has its turn."""
-        return self._batch.n_changes <= _ONE_FLIGHT and self._are_checked(self.all)
+        return self._batch.n_changes <= ONE_FLIGHT and self._are_checked(self.all)
 
     @property
     def late_fit_one_flight(self) -> bool:
         """Return whether the late keys may be applied and committed at once, at the head."""
-        return sum([command.expected for command in self.late]) <= _ONE_FLIGHT and self._are_checked(self.late)
+        return sum([command.expected for command in self.late]) <= ONE_FLIGHT and self._are_checked(self.late)
 
     def _are_checked(self, commands: Sequence[Command]) -> bool:
         """Return whether the server can check the commands' row counts, and commit without asking back."""

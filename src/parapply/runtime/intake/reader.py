@@ -9,18 +9,17 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from parapply.engine.intake import DRAIN_BYTES
 from parapply.engine.pace import SHORTEST_JUDGED_S, Gathering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from parapply.model import Relation, Transaction
-    from parapply.source.catch_up_stream import CatchUpStream
+    from parapply.source.slot_stream import SlotStream
     from parapply.wire.assembler import Assembler
     from parapply.wire.frames import Keepalive
 
-#: Bytes read before workers and timers get their turn: a few hundred transactions, about two milliseconds.
-_DRAIN_BYTES = 128 * 1024
 #: Bytes of a few keep-alives. A transaction has more.
 _KEEPALIVES_BYTES = 128
 
@@ -28,7 +27,7 @@ _KEEPALIVES_BYTES = 128
 class SlotReader:
     """Reads the slot's stream. Used by intake's task; the fields say who else writes them."""
 
-    def __init__(self, stream: CatchUpStream, assembler: Assembler) -> None:
+    def __init__(self, stream: SlotStream, assembler: Assembler) -> None:
         """Start with nothing read, and not reading.
 
         Args:
@@ -113,7 +112,7 @@ class SlotReader:
             self._waits_since_s = 0.0
         self._readable.clear()
         # No name for the frames: it would keep the last of them, and one may be a gigabyte.
-        transactions = self._assembler.push(self.stream.drain(_DRAIN_BYTES))
+        transactions = self._assembler.push(self.stream.drain(DRAIN_BYTES))
         self.heard_s = self._clock()
         return transactions
 

@@ -65,6 +65,7 @@ class Publisher(NamedTuple):
     """The way to ask the publisher for its position."""
 
     conn: slot.Connection
+    ask_position: Callable[[], Awaitable[slot.SourcePosition]]
     #: As it was at the start; a change is recorded.
     timeline: int
     #: Asks for the timeline of a standby.
@@ -97,6 +98,7 @@ class Monitor:
         """
         kit = worker_tasks.kit
         self._source = publisher.conn
+        self._ask_position = publisher.ask_position
         self._control_pool = control_pool
         self._schema, self._slot_name, self._slot_id = place
         self._stream = batcher.reader.stream
@@ -161,7 +163,7 @@ class Monitor:
         await asyncio.sleep(_FIRST_LOOK_S)
         while True:
             try:
-                position = await slot.position(self._source)
+                position = await self._ask_position()
                 self._look_for_waiting(position.standby_names)
                 await self._look_at_slot(position.flush_lsn)
             except WalLimitReached:

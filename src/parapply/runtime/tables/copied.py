@@ -20,6 +20,7 @@ from parapply.plan.copy_starts import NEVER, CopyStarts
 from parapply.source import late_tables, publishing
 from parapply.source.slot import state_schemas
 from parapply.target.session import settings
+from parapply.target.sql.own_rows import own_rows
 from parapply.target.state import copies
 from parapply.target.state.schema import is_of_state
 from parapply.vocabulary import CopyState
@@ -413,7 +414,8 @@ class Copied:
         # Without the rows of tables that inherit from it.
         only = sql.SQL("" if kind == "p" else "ONLY ")
         here = sql.Identifier(*self._mapping.target_of(name))
-        has_rows = sql.SQL("SELECT EXISTS (SELECT FROM {}{})").format(only, here)
+        mine = own_rows(self._mapping.constants_of(name))
+        has_rows = sql.SQL("SELECT EXISTS (SELECT FROM {}{}{})").format(only, here, mine)
         async with self._control_pool.session() as conn:
             try:
                 with settings.target_errors("looking into a new table"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from parapply.config_mapping import are_apart
 from parapply.errors import TargetRefused
 from parapply.logs import get_logger
 from parapply.plan.downgrade import Downgrades, Level
@@ -22,7 +23,8 @@ from parapply.target.state.slots import TableRow
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from parapply.config import MappingConfig, TableConfig
+    from parapply.config import TableConfig
+    from parapply.config_mapping import MappingConfig
     from parapply.conflict.rules import Rules
     from parapply.model import Relation
     from parapply.plan.batch import Batch
@@ -79,8 +81,8 @@ class TablePlans:
         self._apply_as = apply_as
         #: Names on the target by names on the publisher, as schema.table, of tables where they differ.
         self.target_names: dict[str, str] = {}
-        #: With a mapping, names on the publisher by names on the target, of the tables that are applied.
-        self._sources: dict[tuple[str, str], tuple[str, str]] = {}
+        #: With a mapping, names on the publisher with their constants, by names on the target, of what is applied.
+        self._sources: dict[tuple[str, str], dict[tuple[str, str], Mapping[str, str]]] = {}
         #: Names on the publisher by which to look for tables that a transaction still calls by an earlier one.
         self._renamed: dict[Relation, tuple[str, str]] = {}
         #: Plans by the catalogue alone; `plans` holds them downgraded where a table is not trusted.
@@ -347,7 +349,10 @@ class TablePlans:
         self._check_alone(relation)
         setting = self._config.get(relation.qualified_name)
         parallel = setting.parallel if setting else "auto"
-        plan = match.match(relation, found, parallel=parallel, is_relaxed=self._is_relaxed, apply_as=self._apply_as)
+        plan = match.match(
+            relation, found, parallel=parallel, is_relaxed=self._is_relaxed, apply_as=self._apply_as,
+            constants={} if self._mapping is None else self._mapping.constants_of(self._name(relation)),
+        )  # fmt: skip
         if (found.schema, found.name) != relation.full_name:
             plan = replace(plan, reason=f"{plan.reason}; on the target {found.schema}.{found.name}")
         if self._rules is None:
@@ -363,20 +368,27 @@ class TablePlans:
             reason=f"{plan.reason}; who wrote a row last is looked at before it is changed",
         )
 
+    def _name(self, relation: Relation) -> tuple[str, str]:
+        return self._renamed.get(relation, relation.full_name)
+
     def _target_of(self, relation: Relation) -> tuple[str, str]:
-        name = self._renamed.get(relation, relation.full_name)
+        name = self._name(relation)
         return name if self._mapping is None else self._mapping.target_of(name)
 
     def _check_alone(self, relation: Relation) -> None:
-        """Refuse a second publisher's table for one of the target, because their dependencies could not be seen."""
+        """Refuse a second publisher's table for the same rows, because their dependencies could not be seen."""
         if self._mapping is None:
             return
         name = self._target_of(relation)
-        other = self._sources.setdefault(name, relation.full_name)
-        if other != relation.full_name:
+        here = self._sources.setdefault(name, {})
+        mine = here.setdefault(relation.full_name, self._mapping.constants_of(self._name(relation)))
+        met = [other for other, its in here.items() if other != relation.full_name and not are_apart([mine, its])]
+        if met:
+            del here[relation.full_name]
             raise TargetRefused(
-                f"{'.'.join(other)} and {relation.qualified_name} are both applied to target table {'.'.join(name)}",
-                hint="correct [mapping]; after a rename on the publisher restart the daemon",
+                f"{'.'.join(met[0])} and {relation.qualified_name} are both applied to target table {'.'.join(name)}",
+                hint="correct [mapping], where `set` gives each its own values; after a rename on the publisher restart"
+                " the daemon",
             )
         if name != relation.full_name:
             self.target_names[relation.qualified_name] = ".".join(name)

@@ -18,10 +18,11 @@ from psycopg.rows import tuple_row
 from psycopg.types.json import set_json_loads
 
 from parapply.errors import TargetRefused
-from parapply.plan.table import ColumnFacts, ForeignCode, TableFacts
+from parapply.plan.table import ColumnFacts, ForeignCode, RowTrigger, TableFacts
 from parapply.target.catalogue.fingerprint import LOOKUPS
 from parapply.target.catalogue.key_facts import foreign_key_facts, indexed_equality, unique_facts
 from parapply.target.catalogue.query import ACCESS_SQL, FACTS_SQL, FOREIGN_SQL, MANY_FACTS_SQL, OIDS_SQL
+from parapply.target.catalogue.row_code import row_trigger
 from parapply.target.catalogue.shape import SHAPES_SQL
 from parapply.target.session.settings import target_errors
 
@@ -173,7 +174,7 @@ def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
         TargetRefused: as `load_facts`.
     """
     oid, root_oid, kind, is_immediate, columns, key_columns, unique, foreign_keys, triggers, rules, code, *rest = row
-    foreign, unlogged, is_state, indexed, of_others = rest
+    foreign, unlogged, is_state, indexed, row_code, of_others = rest
     if is_state:
         raise own_table([f"{schema}.{name}"])
     if kind not in _TABLE_KINDS:
@@ -193,6 +194,8 @@ def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
             f"target table {schema}.{name} is UNLOGGED: a crash of the server would empty {', '.join(unlogged)}",
             hint="ALTER TABLE ... SET LOGGED; what a crash has taken since, `parapply refresh --table` copies",
         )
+    row_triggers = tuple(filter(None, [_row_trigger(one) for one in row_code]))
+    plain = {one.name for one in row_triggers}
     return TableFacts(
         oid=oid,
         schema=schema,
@@ -201,7 +204,7 @@ def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
         columns=tuple(_column(column) for column in columns),
         key_columns=tuple(key_columns),
         key_is_deferrable=is_immediate is False,
-        triggers=tuple(triggers),
+        triggers=tuple([one for one in triggers if one not in plain]),
         rules=tuple(rules),
         code=tuple(code),
         unique=tuple(unique_facts(index) for index in unique),
@@ -209,7 +212,12 @@ def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
         root_oid=root_oid,
         indexed_columns=tuple(indexed),
         foreign=of_others and msgspec.convert(of_others, ForeignCode),
+        row_triggers=row_triggers,
     )
+
+
+def _row_trigger(found: dict[str, Any]) -> RowTrigger | None:
+    return row_trigger(found["name"], found["version"], found["body"], fires_on_all=found["fires_on_all"])
 
 
 def own_table(names: Sequence[str]) -> TargetRefused:

@@ -55,6 +55,7 @@ def unique_facts(index: Mapping[str, Any]) -> UniqueFacts:
         is_partial=index["is_partial"],
         is_exclusion=index["is_exclusion"],
         is_immediate=index["is_immediate"],
+        named=tuple(column["name"] for column in columns if column["name"] is not None),
     )
 
 

@@ -6,53 +6,68 @@ decision may cost speed, never rows.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from parapply.errors import TargetRefused
 from parapply.plan.table import ColumnFacts, Equality, Lane, TableFacts, TablePlan
+from parapply.target.catalogue.constants import constants_of, marked, within
 from parapply.target.catalogue.equality import equality_across
 from parapply.target.catalogue.facts import refuse_foreign_code
 from parapply.target.catalogue.match_keys import foreign_key_phrases, foreign_keys, unique_keys
+from parapply.target.catalogue.row_code import TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from parapply.model import Relation
 
 #: Values of apply.tables."schema.table".parallel.
-PARALLEL: Final = ("auto", "always", "never")
+PARALLEL: Final = ("auto", "ordered", "always", "never")
+_NO_CONSTANTS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-def match(
-    relation: Relation, facts: TableFacts, *, parallel: str = "auto", is_relaxed: bool = False, apply_as: str = "owner"
+def match(  # noqa: PLR0913  each is a choice of the configuration
+    relation: Relation,
+    facts: TableFacts,
+    *,
+    parallel: str = "auto",
+    is_relaxed: bool = False,
+    apply_as: str = "owner",
+    constants: Mapping[str, str] = _NO_CONSTANTS,
 ) -> TablePlan:
     """Return how changes of a published relation are applied to a target table.
 
     Args:
         relation: as last announced.
         facts: of the target table of the same schema and name, read under the same session_replication_role as applies.
-        parallel: `auto`; `always` trusts triggers, rules, functions and exclusion constraints to be independent of the
+        parallel: `auto`; `ordered` trusts code to need the order of changes, but not to see which transaction each
+            belongs to; `always` trusts triggers, rules, functions and exclusion constraints to be independent of the
             order; `never` makes the table serial.
         is_relaxed: independent transactions commit in any order: foreign keys matter also where nothing enforces them.
         apply_as: `owner` refuses code that would have more rights than its owner; `role` runs it.
+        constants: values by column that the relation's rows have on the target, and others have not.
 
     Raises:
         TargetRefused: published columns are missing or generated on the target; all of them are named. Or the table
-            has code of another owner.
-        ValueError: `parallel` is none of the three.
+            has code of another owner, or cannot take the constants.
+        ValueError: `parallel` is none of the four.
     """
     if parallel not in PARALLEL:
         raise ValueError(f"parallel is {parallel!r}, not one of {', '.join(PARALLEL)}")
     columns = _columns(relation, facts)
+    fixed = constants_of(facts, constants, {column.name for column in columns}) if constants else ()
+    facts, sent = within(facts, fixed), {*constants, *[column.name for column in columns]}
     if apply_as == "role" and facts.foreign is not None:
         facts = replace(facts, foreign=None)
-    refuse_foreign_code(f"{facts.schema}.{facts.name}", facts.foreign, {column.name for column in columns})
+    refuse_foreign_code(f"{facts.schema}.{facts.name}", facts.foreign, sent)
     key_positions, is_full, refusal = _identity(relation, facts, columns)
-    why_no_set = _why_no_set(facts, columns, key_positions)
+    facts = _with_row_triggers(relation, facts, constants, is_trusted=parallel == "always")
+    why_no_set = _why_no_set(facts, columns, key_positions) or _why_each_change(relation, facts)
     is_by_row = bool(why_no_set) or (is_full and not refusal)
-    acting, enforced = _acting(relation, facts), _enforced(facts) if is_by_row else []
+    acting, enforced = _acting(sent, facts), _enforced(facts) if is_by_row else []
     serial = _why_serial(acting, enforced, parallel)
     lane = Lane.SERIAL if serial else Lane.ROW if why_no_set else Lane.SET
     unique = unique_keys(relation, facts, columns)
@@ -65,23 +80,35 @@ def match(
         width_reasons.append(_ALL_BY_ROW)
     foreign = foreign_keys(relation, facts, columns, is_relaxed=is_relaxed)
     trusted = [*acting, *enforced, *exclusions] if parallel == "always" else []
-    reasons = [serial or why_no_set or _as_set(facts, columns, key_positions, is_full=is_full and not refusal)]
-    reasons += [f'parallel = "always" trusts {", ".join(trusted)}'] if trusted else []
-    reasons += width_reasons
-    if not serial:
-        # Where all of the table waits anyway, single values do not matter.
-        reasons += unique.phrases if lane is Lane.SET and not width_reasons else []
-        reasons += foreign_key_phrases(facts, foreign)
-    if refusal:
-        reasons.append("updates and deletes are refused")
-    return TablePlan(
+    plan = TablePlan(
         relation=relation, facts=facts, columns=columns, key_positions=key_positions, is_full=is_full,
         can_update=not refusal, refusal=refusal, lane=lane,
-        is_table_exclusive=lane is Lane.SERIAL or bool(width_reasons),
-        # The phrase for the lane may also be the one for the width.
-        reason="; ".join(dict.fromkeys(reasons)),
-        unique_keys=unique.keys, foreign_keys=foreign,
+        is_table_exclusive=lane is Lane.SERIAL or bool(width_reasons), reason="",
+        unique_keys=unique.keys, foreign_keys=foreign, is_joined=parallel == "ordered" and lane is Lane.SERIAL,
     )  # fmt: skip
+    lane_reason = serial or why_no_set or _as_set(facts, columns, key_positions, is_full=is_full and not refusal)
+    plan = replace(plan, reason=_reason(plan, [lane_reason], trusted, width_reasons, unique.phrases))
+    return marked(plan, fixed)
+
+
+def _reason(
+    plan: TablePlan, reasons: list[str], trusted: list[str], width_reasons: list[str], unique_phrases: list[str]
+) -> str:
+    """Return for people why changes are applied so: the lane first, then everything that narrows the table."""
+    if plan.facts.row_triggers and plan.lane is Lane.SET:
+        names = ", ".join([one.name for one in plan.facts.row_triggers])
+        reasons.append(f"{names} computes columns of the row that it gets")
+    reasons += [f'parallel = "always" trusts {", ".join(trusted)}'] if trusted else []
+    reasons += ['parallel = "ordered" joins transactions'] if plan.is_joined else []
+    reasons += width_reasons
+    if plan.lane is not Lane.SERIAL:
+        # Where all of the table waits anyway, single values do not matter.
+        reasons += unique_phrases if plan.lane is Lane.SET and not width_reasons else []
+        reasons += foreign_key_phrases(plan.facts, plan.foreign_keys)
+    if plan.refusal:
+        reasons.append("updates and deletes are refused")
+    # The phrase for the lane may also be the one for the width.
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def _columns(relation: Relation, facts: TableFacts) -> tuple[ColumnFacts, ...]:
@@ -199,9 +226,56 @@ def _why_no_set(facts: TableFacts, columns: tuple[ColumnFacts, ...], key_positio
     return f"row by row: a cast from text replaces the input function of column {_names(has_cast)}" if has_cast else ""
 
 
-def _acting(relation: Relation, facts: TableFacts) -> list[str]:
-    """Return the triggers, rules and functions that applying a change would run."""
+def _with_row_triggers(
+    relation: Relation, facts: TableFacts, constants: Mapping[str, str], *, is_trusted: bool
+) -> TableFacts:
+    """Return the facts of a table with its row triggers apart if all of them are harmless; else among its triggers.
+
+    No column that they assign may be one by which rows are found or compared with other rows, because the values in the
+    stream are compared. Without a key rows may be found by what the triggers have changed.
+
+    Args:
+        relation: as announced.
+        facts: as read, without the constants in its keys.
+        constants: columns that have one value in all rows of the source.
+        is_trusted: triggers that need each change of a row are trusted to need only the last.
+    """
+    if not facts.row_triggers:
+        return facts
+    plain = {column.name for column in facts.columns if column.type_oid in TYPES and not column.is_generated}
+    settable = {column.name for column in facts.columns if column.name in plain and not column.is_identity_always}
+    settable -= {*constants, *facts.key_columns, *(name for index in facts.unique for name in index.columns)}
+    settable -= {name for foreign in facts.foreign_keys for name in foreign.columns}
+    if (
+        facts.key_columns
+        and not facts.key_is_deferrable
+        and not any(index.is_partial or not index.columns for index in facts.unique)
+        and all(plain.issuperset(one.reads) and settable.issuperset(one.writes) for one in facts.row_triggers)
+        and not (is_trusted and _why_each_change(relation, facts))
+    ):
+        return facts
+    return replace(facts, triggers=(*facts.triggers, *(one.name for one in facts.row_triggers)), row_triggers=())
+
+
+def _why_each_change(relation: Relation, facts: TableFacts) -> str:
+    """Return why a row's net change is not enough for its row triggers, or ''.
+
+    It is enough where they compute columns from others, all of which the publisher sends, and which no trigger assigns:
+    then the last values of these decide, whatever the changes before. A value that is not sent, because it has not
+    changed, is also the last one.
+    """
     sent = {column.name for column in relation.columns}
+    written = {name for one in facts.row_triggers for name in one.writes}
+    each = [
+        one.name
+        for one in facts.row_triggers
+        if not one.is_function_of_new or not sent.issuperset(one.reads) or not written.isdisjoint(one.reads)
+    ]
+    return f"row by row: {', '.join(each)} may depend on earlier values of the row" if each else ""
+
+
+def _acting(sent: Collection[str], facts: TableFacts) -> list[str]:
+    """Return the triggers, rules and functions that applying a change would run."""
     defaults = [
         f"{'expression' if column.is_generated else 'default'} of column {column.name} calls {function}"
         for column in facts.columns

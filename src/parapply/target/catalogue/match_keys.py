@@ -98,6 +98,7 @@ def foreign_keys(
             is_old_sent=not why_not and _is_old_sent(relation, positions),
             is_enforced=each.is_enforced,
             is_cascading=each.is_cascading,
+            constants=each.constants,
         )
         keys.append(key)
     return _distinct(keys)

@@ -22,6 +22,7 @@ from parapply.target.catalogue.key_query import (
     KEY,
     UNIQUE_SELECT,
 )
+from parapply.target.catalogue.row_code import FUNCTIONS, OPERATORS
 
 _TABLE: Final = """
 table_ AS (  -- zero or one row
@@ -225,6 +226,40 @@ WHERE t.tgenabled IN ('A', CASE WHEN $3 = 'replica' THEN 'R' ELSE 'O' END)
   AND (NOT t.tgisinternal OR (t.tgparentid <> 0 AND coalesce(k.contype, 't') = 't'))
   AND (t.tgrelid = table_.oid OR t.tgtype & 33 <> 0)"""
 
+#: Version of a trigger `t` as text: its own and its function's. The lock of a change keeps ALTER and DROP TRIGGER away,
+#: but not CREATE OR REPLACE FUNCTION.
+TRIGGER_VERSION: Final = """pg_catalog.concat_ws(' ', t.oid, t.xmin,
+  (SELECT pg_catalog.concat_ws(' ', f.oid, f.xmin) FROM pg_catalog.pg_proc f WHERE f.oid = t.tgfoid))"""
+
+# Triggers of which `row_code.py` may say that they see nothing but their row: BEFORE, FOR EACH ROW, on INSERT and
+# UPDATE only, without a condition or columns, of a table that is not in a partition tree. tgtype: 1 row, 2 BEFORE,
+# 4 INSERT, 16 UPDATE; the other bits are DELETE, TRUNCATE and INSTEAD OF. An object that a user has put into pg_catalog
+# under a name that bodies may use, or a cast between built-in types, could do anything.
+_ROW_CODE: Final = f"""
+SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
+  'name', 'trigger ' || t.tgname,
+  'version', {TRIGGER_VERSION},
+  'body', p.prosrc,
+  'fires_on_all', t.tgtype & 20 = 20) ORDER BY t.tgname), '[]')
+FROM pg_catalog.pg_trigger t
+JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid AND p.proconfig IS NULL
+JOIN pg_catalog.pg_language l ON l.oid = p.prolang AND l.lanname = 'plpgsql'
+JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid AND c.relkind = 'r' AND NOT c.relispartition
+WHERE t.tgrelid = table_.oid AND NOT t.tgisinternal AND t.tgparentid = 0
+  AND t.tgenabled IN ('A', CASE WHEN $3 = 'replica' THEN 'R' ELSE 'O' END)
+  AND t.tgtype & 3 = 3 AND t.tgtype & ~23 = 0 AND t.tgattr::text = '' AND t.tgqual IS NULL
+  AND NOT EXISTS (
+    SELECT FROM pg_catalog.pg_proc own
+    WHERE own.proname = ANY ('{{{",".join(sorted(FUNCTIONS))}}}') AND own.oid >= 16384
+      AND own.pronamespace = 'pg_catalog'::pg_catalog.regnamespace)
+  AND NOT EXISTS (
+    SELECT FROM pg_catalog.pg_operator own
+    WHERE own.oprname = ANY ('{{{",".join(sorted(OPERATORS))}}}') AND own.oid >= 16384
+      AND own.oprnamespace = 'pg_catalog'::pg_catalog.regnamespace)
+  AND NOT EXISTS (
+    SELECT FROM pg_catalog.pg_cast k
+    WHERE k.oid >= 16384 AND k.castsource < 16384 AND k.casttarget < 16384)"""  # noqa: S608
+
 # Only rules of the relation that a statement names act, so rules of partitions do not count.
 _RULES: Final = """
 SELECT coalesce(pg_catalog.json_agg('rule ' || r.rulename ORDER BY r.rulename), '[]')
@@ -334,8 +369,8 @@ SELECT (SELECT (CASE WHEN EXISTS (
 
 #: Columns: oid, OID of the partition tree's root, relkind, key is immediate (NULL without a key), then JSON: columns,
 #: key column names, other unique indexes, foreign keys, triggers, rules, code, foreign partitions, UNLOGGED
-#: tables; then whether it is in a schema of parapply's own progress, the columns that come first in an index, and the
-#: code of other owners (NULL: it has no other owner). No row: no such relation.
+#: tables; then whether it is in a schema of parapply's own progress, the columns that come first in an index, the
+#: triggers of `_ROW_CODE`, and the code of other owners (NULL: it has no other owner). No row: no such relation.
 FACTS_SQL: Final = f"""
 WITH RECURSIVE {_TABLE}, {_TYPES}, {_EQUAL}, {KEY}, {FOREIGN_KEYS}, {INDEX_COLUMNS}, {_CODE}
 SELECT table_.oid::int8, coalesce(pg_catalog.pg_partition_root(table_.oid), table_.oid)::oid::int8,
@@ -355,6 +390,7 @@ SELECT table_.oid::int8, coalesce(pg_catalog.pg_partition_root(table_.oid), tabl
    FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.relid WHERE c.relkind = 'r' AND c.relpersistence = 'u'),
   EXISTS (SELECT FROM {STATE_SCHEMAS_SQL} AS own WHERE own.schema_name = $1),
   ({INDEXED_SELECT}),
+  ({_ROW_CODE}),
   ({_FOREIGN})
 FROM table_
 """  # noqa: S608 - only the constants above are put together

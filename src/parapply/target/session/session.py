@@ -172,6 +172,35 @@ class WorkerSession:
         await self._run_checked(statements, commands, before=2, on_sent=on_sent)
         failpoints.probe(failpoints.DML_SENT)
 
+    async def execute_ahead(
+        self, record: Record, commands: Iterable[Command], *, on_sent: Callable[[], None] = do_nothing
+    ) -> None:
+        """Do what `execute` does, with commands that are asked for while the server executes earlier ones.
+
+        Raises:
+            StatementFailed, TargetLost: as `execute`.
+        """
+        failpoints.probe(failpoints.BEFORE_STATE)
+        sent: list[Command] = []
+        outcomes, failure = await self.pipeline.run_ahead(self._run_of(record, commands, sent), on_sent=on_sent)
+        if failure is not None:
+            failure.statement -= _BEFORE
+            _refuse_recorded(failure)
+            raise failure
+        _check_counts(sent, outcomes[_BEFORE:])
+        failpoints.probe(failpoints.DML_SENT)
+
+    def _run_of(self, record: Record, commands: Iterable[Command], sent: list[Command]) -> Iterator[list[Statement]]:
+        flight: list[Statement] = [_BEGIN, self._first(record)]
+        for command in commands:
+            sent.append(command)
+            flight.append(command)
+            if len(flight) >= EACH_STATEMENTS:
+                yield flight
+                flight = []
+        if flight:
+            yield flight
+
     async def execute_and_commit(
         self, record: Record, commands: Sequence[Command], *, is_commit_timed: bool = False
     ) -> None:
@@ -609,9 +638,7 @@ class WorkerSession:
     ) -> None:
         """Run statements of which the last are `commands`, and check the counts of those."""
         outcomes = await self._run(statements, before, on_sent=on_sent)
-        for index, (command, outcome) in enumerate(zip(commands, outcomes[before:], strict=True)):
-            if command.expected not in (outcome.rows, ANY_COUNT):
-                raise StatementFailed(f"{outcome.rows} rows where {command.expected} are expected", statement=index)
+        _check_counts(commands, outcomes[before:])
 
     async def _run(
         self,
@@ -626,9 +653,19 @@ class WorkerSession:
             return await self.pipeline.run(statements, on_sent=on_sent, is_last_timed=is_last_timed)
         except StatementFailed as failure:
             failure.statement -= before
-            if failure.statement == -1 and failure.sqlstate == _ALREADY_RECORDED:
-                raise _recorded_already() from failure
+            _refuse_recorded(failure)
             raise
+
+
+def _refuse_recorded(failure: StatementFailed) -> None:
+    if failure.statement == -1 and failure.sqlstate == _ALREADY_RECORDED:
+        raise _recorded_already() from failure
+
+
+def _check_counts(commands: Sequence[Command], outcomes: Sequence[StatementResult]) -> None:
+    for index, (command, outcome) in enumerate(zip(commands, outcomes, strict=True)):
+        if command.expected not in (outcome.rows, ANY_COUNT):
+            raise StatementFailed(f"{outcome.rows} rows where {command.expected} are expected", statement=index)
 
 
 def _recorded_already() -> TargetLost:

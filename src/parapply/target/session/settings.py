@@ -169,6 +169,22 @@ def _pairs(server_version_num: int, *, is_worker: bool) -> list[tuple[str, str]]
     ]
 
 
+async def may_take_role(conn: Connection, role: str) -> bool:
+    """Return whether a session of this role may have a session_replication_role, which is tried and taken back.
+
+    No catalogue knows it where a provider has changed the server, or where the role has the setting already.
+
+    Raises:
+        psycopg.Error: another one than a missing privilege.
+    """
+    try:
+        async with conn.transaction(force_rollback=True):
+            await conn.execute(_set_all([("session_replication_role", role)]).encode())
+    except psycopg.errors.InsufficientPrivilege:
+        return False
+    return True
+
+
 def _set_all(pairs: Sequence[tuple[str, str]]) -> str:
     # search_path and DateStyle are lists: set_config takes the whole list as one text, SET would quote it as one name.
     # No `sql.Literal`, which takes a start milliseconds: names and values are ours, or checked by the configuration.

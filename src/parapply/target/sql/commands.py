@@ -38,9 +38,8 @@ from parapply.target.sql.statements import (
     Sql,
     Statements,
     acting_code,
-    delete_all,
+    emptying,
     lock_table,
-    truncate,
 )
 from parapply.target.sql.whole_rows import net_rows
 from parapply.wire.rows import (
@@ -120,21 +119,23 @@ def code_check(commands: Sequence[Command], role: str) -> list[Command]:
     """Return commands that fail if code unknown to the plans acts on a table; they follow the commands of a batch.
 
     Sets write net changes, in the order of the keys: a trigger that was enabled since the catalogue was read would see
-    these instead of every change in source order. So would one of a table that has taken the name of the one planned;
-    that fails too. A batch that fails is repeated row by row, in order.
+    these instead of every change in source order. So would one of a table that has taken the name of the one planned,
+    and a row trigger whose function has changed. A batch that fails is repeated row by row, in order.
 
     Args:
         commands: of the batch; none, if they are none.
         role: session_replication_role of the session.
     """
-    facts = [plan.facts for command in commands for plan in (command.plan, *command.others)]
+    plans = {id(plan): plan for command in commands for plan in (command.plan, *command.others)}
+    facts = [plan.facts for plan in plans.values()]
     unaware = {(one.oid, table_name(one)): one for one in facts if not (one.triggers or one.rules)}
     if not unaware:
         return []
     prepared = acting_code(role, is_partitioned=any(one.is_partitioned for one in unaware.values()))
     oids = _array(_OID, [_oid(oid) for oid, _ in unaware])
     names = _array(_TEXT, [name.encode("utf-8", "surrogateescape") for _, name in unaware])
-    return [Command(prepared, [oids, names], expected=0, operation="code", plan=commands[0].plan)]
+    known = _array(_TEXT, [each.version.encode() for one in unaware.values() for each in one.row_triggers])
+    return [Command(prepared, [oids, names, known], expected=0, operation="code", plan=commands[0].plan)]
 
 
 def guards(plans: Iterable[TablePlan]) -> list[Command]:
@@ -146,7 +147,8 @@ def guards(plans: Iterable[TablePlan]) -> list[Command]:
     tables = {(plan.facts.oid, plan.relation): plan for plan in plans if plan.facts.foreign is not None}
     made: list[Command] = []
     for plan in tables.values():
-        sent = _array(_TEXT, [column.name.encode("utf-8", "surrogateescape") for column in plan.columns])
+        columns = [*plan.columns, *[one.column for one in plan.constants]]
+        sent = _array(_TEXT, [column.name.encode("utf-8", "surrogateescape") for column in columns])
         names = [name.encode("utf-8", "surrogateescape") for name in (plan.facts.schema, plan.facts.name)]
         for prepared, parameters in ((lock_table(plan.facts), []), (NO_FOREIGN_CODE, [*names, sent])):
             made.append(Command(prepared, parameters, expected=ANY_COUNT, operation="guard", plan=plan))
@@ -422,11 +424,8 @@ class CommandBuilder:
 
     def _truncate(self, step: TruncateStep) -> list[Command]:
         self._is_guarding = self._is_guarding or any(plan.facts.foreign is not None for plan in step.plans)
-        if step.is_partial:
-            # A table that is left out may refer to these, and PostgreSQL then refuses TRUNCATE. Children come first.
-            prepared = [delete_all(plan.facts) for plan in reversed(step.plans)]
-        else:
-            prepared = [truncate([plan.facts for plan in step.plans], restart_identity=step.restart_identity)]
+        tables = [(plan.facts, plan.constants) for plan in step.plans]
+        prepared = emptying(tables, restart_identity=step.restart_identity, is_partial=step.is_partial)
         texts = prepared
         if any(foreign.is_enforced for plan in step.plans for foreign in plan.foreign_keys):
             # Earlier changes of the table may have left deferred checks, and PostgreSQL truncates no such table.

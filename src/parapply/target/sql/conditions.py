@@ -6,12 +6,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from parapply.plan.table import Equality
-from parapply.quoting import identifier, qualified
+from parapply.quoting import identifier, literal, qualified
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.plan.table import ColumnFacts, TableFacts
+    from parapply.plan.table import ColumnFacts, Constant, TableFacts
 
 # OIDs of pg_type.dat.
 _NUMERIC: Final = 1700
@@ -47,6 +47,16 @@ def column_equals(column: ColumnFacts, value: str) -> str:
 def column_holds(column: ColumnFacts, value: str) -> str:
     """Return `column_equals` for a value that the column may have rounded, or cut blanks off, when it was assigned."""
     return _equals(column, _stored(column, value))
+
+
+def constants_hold(constants: Sequence[Constant]) -> str:
+    """Return the condition for the rows with some constants; `true` without any."""
+    return " AND ".join(column_equals(one.column, literal(one.text)) for one in constants) or "true"
+
+
+def constant_value(constant: Constant) -> str:
+    """Return a constant for an INSERT: as the base type, so that the column's length and domain are checked."""
+    return f"{literal(constant.text)}::{constant.column.type_sql}"
 
 
 def key_condition(columns: Sequence[ColumnFacts], first: int) -> str:

@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from parapply.errors import TargetRefused
 from parapply.plan.table import Equality
 from parapply.quoting import identifier
-from parapply.target.catalogue.query import GUARD_SQL
+from parapply.target.catalogue.query import GUARD_SQL, TRIGGER_VERSION
 from parapply.target.sql.conditions import (
     column_equals,
     column_is,
     column_is_null,
+    constant_value,
+    constants_hold,
     key_condition,
     row_condition,
     same_text,
@@ -41,7 +43,7 @@ from parapply.target.sql.conditions import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from parapply.plan.table import ColumnFacts, TableFacts, TablePlan
+    from parapply.plan.table import ColumnFacts, Constant, TableFacts, TablePlan
 
 _TEXT_OID: Final = 25
 _NO_TYPES: Final[frozenset[int]] = frozenset()
@@ -84,6 +86,10 @@ class Statements:
         }
         self._table = table_name(plan.facts)
         self._names = [identifier(column.name) for column in plan.columns]
+        #: The constants, for statements that insert; and what leaves the rows of other sources out.
+        self._more_names = [identifier(one.column.name) for one in plan.constants]
+        self._more_values = [constant_value(one) for one in plan.constants]
+        self._mine = f" AND {constants_hold(plan.constants)}" if plan.constants else ""
         self._cache: dict[tuple[str, tuple[int, ...]], Sql] = {}
 
     def set_insert(self, present: tuple[int, ...]) -> Sql:
@@ -255,8 +261,8 @@ class Statements:
     def _build_set_insert(self, present: tuple[int, ...]) -> Sql:
         if not present:
             raise ValueError(f"{self._table}: a set of rows needs at least one column")
-        targets = ", ".join(self._names[position] for position in present)
-        values = ", ".join(self._element(position) for position in present)
+        targets = ", ".join([*[self._names[position] for position in present], *self._more_names])
+        values = ", ".join([*[self._element(position) for position in present], *self._more_values])
         return _sql(
             f"INSERT INTO {self._table} ({targets}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {self._rows(present)}"
             f" WHERE {self._unaltered(present)}",
@@ -279,7 +285,7 @@ class Statements:
         assignments = ", ".join(f"{self._names[position]} = {self._element(position)}" for position in changed)
         return _sql(
             f"UPDATE {self._only} AS t SET {assignments} FROM {self._unnest(positions)} "
-            f"WHERE {self._joined((*keys, *guarded))} AND {self._unaltered(changed)}",
+            f"WHERE {self._joined((*keys, *guarded))}{self._mine} AND {self._unaltered(changed)}",
             positions,
             type_oids=self._type_oids(positions),
         )
@@ -291,12 +297,12 @@ class Statements:
         assignments = ", ".join(f"{self._names[position]} = {self._element(position)}" for position in present)
         found = " AND ".join(column_equals(self._column(position), f"v.o{position}") for position in keys)
         text = f"UPDATE {self._only} AS t SET {assignments} FROM unnest({', '.join(arrays)}) AS v({', '.join(names)})"
-        text += f" WHERE {found} AND {self._unaltered(present)}"
+        text += f" WHERE {found}{self._mine} AND {self._unaltered(present)}"
         return _sql(text, present, keys, type_oids=(*self._type_oids(present), *self._type_oids(keys)))
 
     def _build_set_delete(self) -> Sql:
         keys = self.plan.key_positions
-        text = f"DELETE FROM {self._only} AS t USING {self._unnest(keys)} WHERE {self._joined(keys)}"
+        text = f"DELETE FROM {self._only} AS t USING {self._unnest(keys)} WHERE {self._joined(keys)}{self._mine}"
         return _sql(text, keys, type_oids=self._type_oids(keys))
 
     def _build_whole(self, present: tuple[int, ...], nulls: tuple[int, ...]) -> Sql:
@@ -317,7 +323,7 @@ class Statements:
         join = "JOIN" if self.plan.is_indexed else "FULL JOIN"
         pairs = (
             f"SELECT v.*, {tables}t.ctid AS id, t.xmax <> 0 AS is_locked FROM {rows}"
-            f" {join} {self._only} AS t ON {' AND '.join(wanted)} OFFSET 0"
+            f" {join} {self._only} AS t ON {' AND '.join(wanted)}{self._mine} OFFSET 0"
         )
         order = f"is_locked, {'tree, ' if tables else ''}id"
         one = f"SELECT *, row_number() OVER (PARTITION BY n ORDER BY {order}) AS k FROM ({pairs}) AS pairs"
@@ -333,10 +339,10 @@ class Statements:
         return prepared._replace(n_parameters=number + 2)
 
     def _build_row_insert(self, present: tuple[int, ...]) -> Sql:
-        if not present:
+        if not (present or self._more_names):
             return _sql(f"INSERT INTO {self._table} DEFAULT VALUES", ())
-        targets = ", ".join(self._names[position] for position in present)
-        values = ", ".join(f"${number}" for number in range(1, len(present) + 1))
+        targets = ", ".join([*[self._names[position] for position in present], *self._more_names])
+        values = ", ".join([*[f"${number}" for number in range(1, len(present) + 1)], *self._more_values])
         return _sql(
             f"INSERT INTO {self._table} ({targets}) OVERRIDING SYSTEM VALUE SELECT {values}"
             f" WHERE {self._unaltered(present)}",
@@ -364,7 +370,7 @@ class Statements:
         if is_set:
             keys = self.plan.key_positions
             positions = tuple(sorted({*keys, *guarded}))
-            joined = self._joined((*keys, *guarded))
+            joined = self._joined((*keys, *guarded)) + self._mine
             text = f"SELECT 1 FROM {self._only} AS t, {self._unnest(positions)} WHERE {joined}"
             return _sql(text, positions, type_oids=self._type_oids(positions))
         guards = self._guards(guarded, first=1)
@@ -373,7 +379,7 @@ class Statements:
 
     def _build_set_foreign(self) -> Sql:
         keys = self.plan.key_positions
-        text = self._foreign(f"{self._only} AS t, {self._unnest(keys)}", self._joined(keys))
+        text = self._foreign(f"{self._only} AS t, {self._unnest(keys)}", self._joined(keys) + self._mine)
         return _sql(text, keys, type_oids=self._type_oids(keys))
 
     def _build_row_foreign(self) -> Sql:
@@ -408,7 +414,8 @@ class Statements:
         return "".join(f" AND {column_equals(self._column(position), f'${number}')}" for number, position in pairs)
 
     def _unaltered(self, positions: Sequence[int]) -> str:
-        return types_unaltered(self.plan.facts, [self._column(position) for position in positions])
+        fixed = [one.column for one in self.plan.constants]
+        return types_unaltered(self.plan.facts, [*[self._column(position) for position in positions], *fixed])
 
     def _element(self, position: int) -> str:
         return f"v.c{position}::{self._column(position).type_sql}"
@@ -446,12 +453,12 @@ class Statements:
         """Return the condition for one old row, its parameters numbered from `first`, and their wire positions."""
         keys = self.plan.key_positions
         if not self.plan.is_full:
-            return key_condition([self._column(position) for position in keys], first), keys
+            return key_condition([self._column(position) for position in keys], first) + self._mine, keys
         # ctid and not the columns themselves: one change, one row, whatever twins there are. tableoid as well where
         # the table has several files, since a ctid is unique in one file only.
         row_id = "tableoid, ctid" if self.plan.facts.is_partitioned else "ctid"
         columns = self.plan.columns
-        any_row = f"SELECT {row_id} FROM {self._only} AS t WHERE {row_condition(columns, first)}"
+        any_row = f"SELECT {row_id} FROM {self._only} AS t WHERE {row_condition(columns, first)}{self._mine}"
         is_same = same_text(columns, first)
         # Of twins one that a prepared transaction has changed must not be waited for: its outcome may be waiting for
         # this change. Where every one is locked, the session that has it is waited for.
@@ -466,6 +473,22 @@ class Statements:
         choices += [f"SELECT * FROM ({any_row} {free}) AS free", f"({any_row} LIMIT 1)"]
         one_row = " UNION ALL ".join(choices)
         return f"({row_id}) = ({one_row} LIMIT 1)", tuple(range(len(columns)))
+
+
+def emptying(
+    tables: Sequence[tuple[TableFacts, tuple[Constant, ...]]], *, restart_identity: bool, is_partial: bool = False
+) -> list[Sql]:
+    """Return the statements of a TRUNCATE of the publisher.
+
+    Args:
+        tables: of it, with the constants of the rows that are meant.
+        restart_identity: the publisher restarted the sequences that the tables own.
+        is_partial: the publisher emptied more tables with it.
+    """
+    if is_partial or any(constants for _, constants in tables):
+        # A table that keeps rows may refer to these, and PostgreSQL then refuses TRUNCATE. Children come first.
+        return [delete_all(facts, constants) for facts, constants in reversed(tables)]
+    return [truncate([facts for facts, _ in tables], restart_identity=restart_identity)]
 
 
 def truncate(tables: Sequence[TableFacts], *, restart_identity: bool) -> Sql:
@@ -483,19 +506,22 @@ def truncate(tables: Sequence[TableFacts], *, restart_identity: bool) -> Sql:
     return _sql(f"TRUNCATE TABLE {', '.join(dict.fromkeys(targets))} {identity} IDENTITY RESTRICT", ())
 
 
-def delete_all(facts: TableFacts) -> Sql:
-    """Return a DELETE of every row of a table, without the rows of tables that inherit from it."""
-    return _sql(f"DELETE FROM {table_name(facts) if facts.is_partitioned else f'ONLY {table_name(facts)}'}", ())
+def delete_all(facts: TableFacts, constants: Sequence[Constant] = ()) -> Sql:
+    """Return a DELETE of every row with the constants, without the rows of tables that inherit from the table."""
+    table = table_name(facts) if facts.is_partitioned else f"ONLY {table_name(facts)}"
+    own = f" WHERE {constants_hold(constants)}" if constants else ""
+    return _sql(f"DELETE FROM {table} AS t{own}", ())
 
 
 @cache
 def acting_code(role: str, *, is_partitioned: bool) -> Sql:
     """Return the statement whose rows are triggers and rules that act on tables, and tables replaced, as a set form.
 
-    Its parameters are a binary oid[] of the tables as they were planned and a binary text[] of the names by which
-    statements have written to them. Run by a transaction that has done so it is final until the end of that
-    transaction, because to enable a trigger, or to give the name to another table, waits for its locks. It locks none
-    of the tables itself: another session may hold a partition that nothing was written to.
+    Its parameters are a binary oid[] of the tables as they were planned, a binary text[] of the names by which
+    statements have written to them, and a binary text[] of the versions of their row triggers, as planned. Run by a
+    transaction that has done so it is final until the end of that transaction, because to enable a trigger, or to give
+    the name to another table, waits for its locks, and a function that is replaced later has not run. It locks none of
+    the tables itself: another session may hold a partition that nothing was written to.
 
     Args:
         role: session_replication_role of the session.
@@ -505,7 +531,8 @@ def acting_code(role: str, *, is_partitioned: bool) -> Sql:
     # Several arguments are special syntax that a schema-qualified name would lose, as in `Statements._unnest`.
     text = (
         "SELECT 1 FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = ANY ($1::oid[]) AND NOT t.tgisinternal"
-        f" AND t.tgenabled {enabled} UNION ALL SELECT 1 FROM pg_catalog.pg_rewrite AS r"
+        f" AND t.tgenabled {enabled} AND {TRIGGER_VERSION} <> ALL ($3::text[])"
+        " UNION ALL SELECT 1 FROM pg_catalog.pg_rewrite AS r"
         f" WHERE r.ev_class = ANY ($1::oid[]) AND r.rulename <> '_RETURN' AND r.ev_enabled {enabled}"
         " UNION ALL SELECT 1 FROM unnest($1::oid[], $2::text[]) AS named (oid, name)"
         " WHERE pg_catalog.to_regclass(named.name) IS DISTINCT FROM named.oid"
@@ -520,7 +547,7 @@ def acting_code(role: str, *, is_partitioned: bool) -> Sql:
             " JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid AND c.relispartition"
             f" WHERE NOT t.tgisinternal AND t.tgtype & 1 = 1 AND t.tgenabled {enabled}"
         )
-    return _sql(text, (0, 1))._replace(is_set=True)
+    return _sql(text, (0, 1, 2))._replace(is_set=True)
 
 
 def lock_table(facts: TableFacts) -> Sql:

@@ -17,6 +17,7 @@ COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
             "timeline": "Timeline of the publisher when last connected.",
             "database_name": "Database of the slot on the publisher.",
             "publications": "Publications the slot is read with.",
+            "begin_lsn": "Where the slot was begun: transactions that end here or before are not applied by it.",
             "lowest_lsn": "Permanent watermark: every source transaction that ends here or before is committed here.",
             "highest_lsn": "End of the newest source transaction known to be committed here.",
             "confirmed_flush_lsn": "LSN last reported to the publisher as durable here.",

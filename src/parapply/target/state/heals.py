@@ -26,8 +26,8 @@ _REASON = "`parapply heal` was begun and is not complete"
 async def begin(conn: Connection, schema: str, slot_id: int) -> None:
     """Take the watermark back, and forget all that is recorded of the slot's transactions."""
     query = in_schema(
-        "UPDATE {s}.slots SET lowest_lsn = '0/0', highest_lsn = '0/0', confirmed_flush_lsn = NULL, state = $2,"
-        " reason = $3, updated_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int RETURNING 1",
+        "UPDATE {s}.slots SET begin_lsn = '0/0', lowest_lsn = '0/0', highest_lsn = '0/0', confirmed_flush_lsn = NULL,"
+        " state = $2, reason = $3, updated_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int RETURNING 1",
         schema,
     )
     with target_errors("noting that the slot is healed"):
@@ -60,8 +60,9 @@ async def finish(  # noqa: PLR0913  the columns of a row
         source_oids: tables that were compared or copied, by the publisher's OIDs; others stay as they are noted.
     """
     slots = in_schema(
-        "UPDATE {s}.slots SET lowest_lsn = $2::pg_lsn, highest_lsn = $2::pg_lsn, confirmed_flush_lsn = $2::pg_lsn,"
-        " source_lsn = $2::pg_lsn, lag_s = 0, timeline = $3::int, publications = $4::text[], state = $5, reason = $6,"
+        "UPDATE {s}.slots SET begin_lsn = $2::pg_lsn, lowest_lsn = $2::pg_lsn, highest_lsn = $2::pg_lsn,"
+        " confirmed_flush_lsn = $2::pg_lsn, source_lsn = $2::pg_lsn, lag_s = 0,"
+        " timeline = $3::int, publications = $4::text[], state = $5, reason = $6,"
         " updated_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int RETURNING 1",
         schema,
     )

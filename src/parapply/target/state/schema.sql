@@ -1,4 +1,4 @@
--- The whole state schema, version 17. schema.py fills in its name, and comments.py has the comments on its objects.
+-- The whole state schema, version 19. schema.py fills in its name, and comments.py has the comments on its objects.
 CREATE SCHEMA IF NOT EXISTS {s};
 CREATE TABLE {s}.schema_version (
     version int NOT NULL,
@@ -14,6 +14,7 @@ CREATE TABLE {s}.slots (
     timeline int NOT NULL,
     database_name text NOT NULL,
     publications text[] NOT NULL,
+    begin_lsn pg_lsn NOT NULL,
     lowest_lsn pg_lsn NOT NULL,
     highest_lsn pg_lsn NOT NULL,
     confirmed_flush_lsn pg_lsn,

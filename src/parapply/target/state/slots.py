@@ -88,6 +88,7 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     slot_name: str
     system_identifier: str
     timeline: int
+    begin_lsn: int  # where the slot was begun; transactions that end there or before were never asked for
     low_lsn: int  # everything that ends here or before is committed
     # Every transaction that ends in [first, last] is also committed. They lie apart, in order, because one stuck
     # transaction in relaxed order can leave very many, and each transaction that comes again is looked for in them.
@@ -186,7 +187,7 @@ async def load(conn: Connection, schema: str, slot_name: str, system_identifier:
     query = (
         "SELECT slot_id, system_identifier, timeline, lowest_lsn, batch.first_lsn, batch.end_lsn,"
         " batch.members::text[], batch.low_lsn, confirmed_flush_lsn, last_commit_time IS NOT NULL,"
-        " (extract(epoch FROM batch.commit_time) * 1000000)::bigint FROM {s}.slots"
+        " (extract(epoch FROM batch.commit_time) * 1000000)::bigint, begin_lsn FROM {s}.slots"
         " LEFT JOIN {s}.applied AS batch USING (slot_id) WHERE slot_name = $1 ORDER BY batch.end_lsn"
     )
     found = await state_rows(conn, schema, "reading the state", query, [slot_name])
@@ -263,6 +264,7 @@ def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:
         slot_name=slot_name,
         system_identifier=system_identifier,
         timeline=timeline,
+        begin_lsn=parse_lsn(found[0][11]),
         low_lsn=low_lsn,
         ranges=apart([pair for pair in ranges if pair[1] > low_lsn]),
         members=frozenset(member for member in members if member > low_lsn),
@@ -291,9 +293,9 @@ async def create(conn: Connection, schema: str, slot: NewSlot) -> int:
         TargetLost: the connection broke; check before trying again.
     """
     query = (
-        "INSERT INTO {s}.slots (slot_name, system_identifier, timeline, database_name, publications, lowest_lsn,"
-        " highest_lsn, commit_order, workers, state) VALUES ($1, $2, $3::int, $4, $5::text[], $6::pg_lsn, $6::pg_lsn,"
-        " $7, $8::int, 'stopped') RETURNING slot_id"
+        "INSERT INTO {s}.slots (slot_name, system_identifier, timeline, database_name, publications, begin_lsn,"
+        " lowest_lsn, highest_lsn, commit_order, workers, state) VALUES ($1, $2, $3::int, $4, $5::text[], $6::pg_lsn,"
+        " $6::pg_lsn, $6::pg_lsn, $7, $8::int, 'stopped') RETURNING slot_id"
     )
     values = [slot.slot_name, slot.system_identifier, slot.timeline, slot.database_name, list(slot.publications)]
     values = [*values, format_lsn(slot.low_lsn), slot.commit_order, slot.workers]

@@ -162,6 +162,7 @@ class _Lab:
             slot_name="s",
             system_identifier="1",
             timeline=1,
+            begin_lsn=0,
             low_lsn=low_lsn,
             ranges=(),
             members=frozenset(),

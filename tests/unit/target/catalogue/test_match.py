@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from parapply.errors import TargetRefused
-from parapply.plan.table import Equality, Lane
+from parapply.plan.table import Equality, Lane, RowTrigger
 from parapply.target.catalogue.equality import equality_across, equality_of
 from parapply.target.catalogue.match import match
 from tests.unit.plans import TYPES, column, exclusion, foreign_key, relation, sent, table, unique
@@ -63,6 +63,82 @@ def test_code_on_the_target_is_serial(field: str) -> None:
     trusted = match(SENT, facts, parallel="always")
     assert (trusted.lane, trusted.is_table_exclusive) == (Lane.SET, False)
     assert 'parallel = "always" trusts trigger audit' in trusted.reason
+
+
+WIDE = table([column("id"), column("a"), column("b", "text"), column("c"), column("d", "date")], key=["id"])
+SENT_WIDE = relation(sent("id", is_key=True), sent("a"), sent("b", "text"), sent("d", "date"))
+
+
+def _row_trigger(reads: str = "a", writes: str = "c", *, is_function_of_new: bool = True) -> RowTrigger:
+    columns = (tuple(reads.split()), tuple(writes.split()))
+    return RowTrigger(
+        name="trigger r", version="1", reads=columns[0], writes=columns[1], is_function_of_new=is_function_of_new
+    )
+
+
+@pytest.mark.parametrize("writes", ["c", "b", "b c"])
+def test_a_trigger_that_computes_columns_is_no_code_that_acts(writes: str) -> None:
+    """It computes columns, published or not, from others that are published: sets, by key (T-29)."""
+    trigger = _row_trigger(writes=writes)
+    plan = match(SENT_WIDE, replace(WIDE, row_triggers=(trigger,)))
+    assert (plan.lane, plan.is_table_exclusive, plan.facts.row_triggers) == (Lane.SET, False, (trigger,))
+    assert plan.reason == 'set-based by key ("id"); trigger r computes columns of the row that it gets'
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        _row_trigger(is_function_of_new=False),
+        _row_trigger(reads="c", writes="b"),  # not published: its value may be the target's own
+        _row_trigger(reads="a b", writes="b"),  # a value that is not sent is the trigger's
+    ],
+)
+def test_a_trigger_that_may_depend_on_earlier_values_gets_each_change(trigger: RowTrigger) -> None:
+    """Each change of a row in order, but no barrier; `always` trusts it to need the last only (T-29)."""
+    facts = replace(WIDE, row_triggers=(trigger,))
+    plan = match(SENT_WIDE, facts)
+    assert (plan.lane, plan.facts.row_triggers) == (Lane.ROW, (trigger,))
+    assert plan.reason == "row by row: trigger r may depend on earlier values of the row"
+    trusted = match(SENT_WIDE, facts, parallel="always")
+    assert (trusted.lane, trusted.facts.triggers, trusted.facts.row_triggers) == (Lane.SET, ("trigger r",), ())
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        replace(WIDE, row_triggers=(_row_trigger(writes="id"),)),
+        replace(WIDE, row_triggers=(_row_trigger(writes="d"),)),
+        replace(WIDE, row_triggers=(_row_trigger(reads="d"),)),
+        replace(WIDE, row_triggers=(_row_trigger(reads="ctid"),)),
+        replace(WIDE, row_triggers=(_row_trigger(), _row_trigger(writes="id"))),
+        replace(WIDE, row_triggers=(_row_trigger(),), unique=(unique("u", "c"),)),
+        replace(WIDE, row_triggers=(_row_trigger(),), unique=(unique("u"),)),
+        replace(WIDE, row_triggers=(_row_trigger(),), unique=(unique("u", "b", is_partial=True),)),
+        replace(WIDE, row_triggers=(_row_trigger(),), foreign_keys=(foreign_key("f", "c", is_enforced=False),)),
+        replace(WIDE, row_triggers=(_row_trigger(),), key_columns=()),
+        replace(WIDE, row_triggers=(_row_trigger(),), key_is_deferrable=True),
+        table(
+            [column("id"), column("a"), column("b"), column("c", is_generated=True)],
+            key=["id"],
+            row_triggers=(_row_trigger(),),
+        ),
+    ],
+)
+def test_a_trigger_whose_columns_count_elsewhere_acts(facts: TableFacts) -> None:
+    """Where an assigned column is compared, or a value may come from the clock, the trigger is code (T-29)."""
+    plan = match(relation(sent("id", is_key=True), sent("a"), sent("b", "text")), facts)
+    assert plan.lane is Lane.SERIAL
+    assert plan.reason.startswith("serial: code on the target can see the order of changes: trigger r")
+    assert plan.facts.row_triggers == ()
+
+
+def test_ordered_joins_the_transactions_of_a_serial_table() -> None:
+    """It says of code that it needs order, but may see several transactions as one; without code nothing changes."""
+    plan = match(SENT, replace(KEYED, triggers=("trigger audit",)), parallel="ordered")
+    assert (plan.lane, plan.is_joined, plan.is_table_exclusive) == (Lane.SERIAL, True, True)
+    assert plan.reason.endswith('trigger audit; parallel = "ordered" joins transactions')
+    plain = match(SENT, KEYED, parallel="ordered")
+    assert (plain.lane, plain.is_joined) == (Lane.SET, False)
 
 
 def test_code_of_a_default_counts_only_when_it_runs() -> None:

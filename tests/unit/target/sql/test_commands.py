@@ -16,6 +16,7 @@ from parapply.plan.batch import Batch
 from parapply.plan.plans import Plans
 from parapply.plan.scheduler import Scheduler
 from parapply.plan.steps import ordered_changes
+from parapply.plan.table import RowTrigger
 from parapply.plan.table_changes import NET_REPLACE
 from parapply.target.catalogue.match import match
 from parapply.target.session.pipeline import ANY_COUNT
@@ -108,12 +109,23 @@ def test_code_is_looked_for_on_tables_of_which_none_is_known() -> None:
     assert commands.code_check(aware, "replica") == []
     (check,) = commands.code_check([*plain, *aware, *plain], "replica")
     assert (check.expected, check.is_binary) == (0, True)
-    oids, names = check.parameters
+    oids, names, known = check.parameters
     assert oids is not None
+    assert elements(known) == []
     assert struct.unpack("!iiIiiiIiI", oids) == (1, 0, 26, 2, 1, 4, PLAIN.facts.oid, 4, KEYLESS.facts.oid)
     assert elements(names) == [table_name(PLAIN.facts).encode(), table_name(KEYLESS.facts).encode()]
     assert b"IN ('A', 'R')" in check.prepared.text
     assert b"IN ('A', 'O')" in commands.code_check(plain, "origin")[0].prepared.text
+
+
+def test_row_triggers_are_known_by_their_versions() -> None:
+    """The check of a table with such triggers names the versions that its plan was made with."""
+    trigger = RowTrigger(name="trigger r", version="1 2 3 4", reads=(), writes=(), is_function_of_new=True)
+    (command,) = of_batch(build.insert(cells("1", "a", "b"), oid=PLAIN.oid))
+    facts = msgspec.structs.replace(command.plan.facts, row_triggers=(trigger,))
+    command.plan = msgspec.structs.replace(command.plan, facts=facts)
+    (check,) = commands.code_check([command], "replica")
+    assert elements(check.parameters[2]) == [b"1 2 3 4"]
 
 
 def test_whole_rows_are_found_by_sets_unless_a_prepared_transaction_may_hold_one() -> None:

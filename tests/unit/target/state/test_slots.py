@@ -15,7 +15,8 @@ def test_many_ranges_are_searched_and_not_walked() -> None:
     """A transaction that was stuck for hours in relaxed order leaves as many; each that comes again is looked for."""
     ranges = [(at, at + 2) for at in range(4, 4 * _N_RANGES, 4)]
     state = SlotState(
-        slot_id=1, slot_name="s", system_identifier="1", timeline=1, low_lsn=0, ranges=apart(ranges),
+        slot_id=1, slot_name="s", system_identifier="1", timeline=1, begin_lsn=0, low_lsn=0,
+        ranges=apart(ranges),
         members=frozenset(),
     )  # fmt: skip
     began_s = time.process_time()

@@ -1,0 +1,318 @@
+"""The frames of a capture, as a publisher would send them from an LSN on: the same messages, nothing that ended before.
+
+Files are read by a task of the daemon's, a block at a time; intake takes what is at hand as it takes it from a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from parapply.capture import folder as folders
+from parapply.capture.blocks import BlockKind
+from parapply.capture.recorder import abort_frame
+from parapply.model import FRAME_HEADER_BYTES, POSTGRES_EPOCH_US
+from parapply.source.slot import SourcePosition
+from parapply.vocabulary import Reading
+from parapply.wire.decode import decode
+from parapply.wire.frames import Keepalive
+from parapply.wire.messages import (
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Prepare,
+    RollbackPrepared,
+    StreamCommit,
+    StreamPrepare,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from parapply.capture.blocks import CapturedBlock, FrameGroup
+    from parapply.capture.lateness import Lateness
+
+#: Bytes of frames that are read before intake has taken any.
+_HELD_BYTES: Final = 16 * 1024 * 1024
+_KIND_AT: Final = FRAME_HEADER_BYTES
+_BEGIN_LSN: Final = slice(FRAME_HEADER_BYTES + 1, FRAME_HEADER_BYTES + 9)
+_XID_AT: Final = FRAME_HEADER_BYTES + 1
+_BEHIND_XID: Final = FRAME_HEADER_BYTES + 5
+_WITH_FRAMES: Final = frozenset({BlockKind.FRAMES, BlockKind.RESUMED})
+
+
+class Read(NamedTuple):
+    """A capture to be read."""
+
+    folder: Path
+    places: Sequence[CapturedBlock]  # of all blocks up to the last moment between transactions
+    is_parallel: bool  # streaming was 'parallel'
+    speed: float  # 1.0: as it came; infinity: as fast as it goes
+
+
+class After:
+    """Leaves out transactions that ended up to an LSN, as a publisher does. Announcements stay, streams abort."""
+
+    def __init__(self, lsn: int, *, is_parallel: bool) -> None:
+        """Begin outside any transaction."""
+        self._lsn = lsn
+        self._is_parallel = is_parallel
+        self._is_over = False
+        self._is_left_out = False
+        #: Announcements in streamed transactions, which the publisher counts as made once these commit; the xid of the
+        #: one that is being sent, 0: none.
+        self._announced: dict[int, list[bytes]] = {}
+        self._xid = 0
+        #: End of the last transaction that was seen.
+        self.end_lsn = lsn
+
+    def take(self, frames: Sequence[bytes]) -> list[bytes]:
+        """Return the frames to hand on.
+
+        Raises:
+            ProtocolError: a frame cannot be read.
+        """
+        kept: list[bytes] = []
+        for frame in frames:
+            kind = frame[_KIND_AT : _KIND_AT + 1]
+            if kind in _ENDS:
+                kept += self._end(kind, frame)
+            elif self._is_left_out:
+                kept += [frame] if kind == b"R" else []
+            elif kind in _IN_STREAMS and not self._is_over:
+                self._note(kind, frame)
+                kept.append(frame)
+            elif kind == b"B" and not self._is_over and int.from_bytes(frame[_BEGIN_LSN]) < self._lsn:
+                self._is_left_out = True
+            else:
+                kept.append(frame)
+        return kept
+
+    def _note(self, kind: bytes, frame: bytes) -> None:
+        """Note an announcement within a streamed transaction, without the xid that it has there."""
+        if kind == b"S":
+            self._xid = int.from_bytes(frame[_XID_AT:_BEHIND_XID])
+        elif kind == b"E":
+            self._xid = 0
+        elif self._xid:
+            self._announced.setdefault(self._xid, []).append(frame[:_XID_AT] + frame[_BEHIND_XID:])
+
+    def _end(self, kind: bytes, frame: bytes) -> list[bytes]:
+        message = decode(frame[_KIND_AT:])
+        if isinstance(message, RollbackPrepared):
+            end_lsn = message.rollback_end_lsn
+        else:
+            assert isinstance(
+                message, BeginPrepare | Commit | CommitPrepared | Prepare | StreamCommit | StreamPrepare
+            ), "these have an end"
+            end_lsn = message.end_lsn
+        if end_lsn > self._lsn:
+            self._is_over = True
+            if kind != b"b":
+                self.end_lsn = end_lsn
+            return [frame]
+        self._is_left_out = kind == b"b"
+        if isinstance(message, StreamCommit | StreamPrepare):
+            aborted = abort_frame(message.xid, end_lsn, is_parallel=self._is_parallel)
+            return [aborted, *self._announced.pop(message.xid, [])]
+        return []
+
+
+_IN_STREAMS: Final = frozenset({b"S", b"E", b"R"})
+_ENDS: Final = frozenset({b"C", b"c", b"b", b"P", b"K", b"r", b"p"})
+
+
+def first_place(places: Sequence[CapturedBlock], lsn: int) -> int:
+    """Return the index of the block to begin with: of the last file that no earlier transaction reaches into."""
+    found = 0
+    for index, place in enumerate(places):
+        header = place.header
+        if header.kind is BlockKind.HEAD and header.end_lsn <= lsn and not header.n_open and header.is_between:
+            found = index
+    return found
+
+
+class CapturedStream:
+    """One reading of a capture. Only the leader uses it; the methods without a word are as of `SlotStream`."""
+
+    def __init__(self, read: Read, lateness: Lateness) -> None:
+        """Read nothing yet; `begin` gives the LSN."""
+        self._read = read
+        self._lateness = lateness
+        self._loop = asyncio.get_running_loop()
+        self._held: deque[tuple[list[bytes], int] | Keepalive] = deque()
+        self._held_bytes = 0
+        self._has_room = asyncio.Event()
+        self._on_readable: Callable[[], None] | None = None
+        self._is_calling = False
+        self._after = After(0, is_parallel=read.is_parallel)
+        #: Beginning of the pace: by the loop's clock, and as arrival.
+        self._begun_s = 0.0
+        self._begun_us = 0
+        self._arrived_us = 0
+        self._given_lsn = 0
+        #: Everything is held or taken.
+        self._has_ended = False
+        self.keepalive: Keepalive | None = None
+        self.is_synchronous = False
+        self.reading = Reading.STREAM
+        self.reason = "from a capture"
+        self.confirmed_flush_lsn = 0
+        self.sender_pid = 0
+        self.standby_name = ""
+        self.gathers = False
+
+    def begin(self, lsn: int) -> None:
+        """Leave out all that ends up to an LSN."""
+        self._after = After(lsn, is_parallel=self._read.is_parallel)
+        self._given_lsn = self.confirmed_flush_lsn = lsn
+
+    @property
+    def shown(self) -> str:
+        """Return how it is read, for people."""
+        return self.reason
+
+    def reading_of(self, end_lsn: int) -> Reading:  # noqa: ARG002  all is read in one way
+        """Return how a transaction was read."""
+        return self.reading
+
+    @property
+    def is_drained(self) -> bool:
+        """Return whether nothing is at hand."""
+        return not self._held
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Return the number of bytes at hand."""
+        return self._held_bytes
+
+    async def position(self) -> SourcePosition:
+        """Return where a publisher would be now."""
+        now_us = self._arrived_us or time.time_ns() // 1000
+        if self._begun_s and self._read.speed < float("inf"):
+            now_us = self._begun_us + int((self._loop.time() - self._begun_s) * self._read.speed * 1e6)
+        clock_us = now_us - POSTGRES_EPOCH_US
+        return SourcePosition(
+            clock_us=clock_us, passed_us=clock_us, flush_lsn=self._given_lsn, insert_lsn=self._given_lsn,
+            standby_names="", timeline=1,
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        """Read the files to their end, and wait to be cancelled.
+
+        Raises:
+            CaptureRefused: a block is not what was written.
+        """
+        places = self._read.places
+        first = first_place(places, self._given_lsn)
+        for place in places[first:]:
+            kind = place.header.kind
+            is_first = kind is BlockKind.RELATIONS and place.file == places[first].file
+            if kind in _WITH_FRAMES or is_first:
+                _, groups = await asyncio.to_thread(folders.groups, self._read.folder, place)
+                for group in groups:
+                    await self._give(group)
+            elif kind is BlockKind.POSITION and place.header.end_lsn > self._given_lsn:
+                self._given_lsn = place.header.end_lsn
+                self._hold(self._position_frame())
+        self._has_ended = True
+        self._hold(self._position_frame())
+        await asyncio.Event().wait()
+
+    async def _give(self, group: FrameGroup) -> None:
+        before_lsn = self._after.end_lsn
+        frames = self._after.take(group.frames)
+        if not frames:
+            return
+        due_s = await self._due(group.arrival_us)
+        while self._held_bytes >= _HELD_BYTES:
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._arrived_us = max(self._arrived_us, group.arrival_us)
+        if self._after.end_lsn > before_lsn:
+            self._given_lsn = max(self._given_lsn, self._after.end_lsn)
+            self._lateness.given(self._after.end_lsn, group.arrival_us, due_s)
+        n_bytes = sum(map(len, frames))
+        self._held_bytes += n_bytes
+        self._hold((frames, n_bytes))
+
+    async def _due(self, arrival_us: int) -> float:
+        """Wait until frames are due, and return when they were."""
+        if self._read.speed == float("inf"):
+            return self._loop.time()
+        if not self._begun_s:
+            self._begun_s, self._begun_us = self._loop.time(), arrival_us
+        due_s = self._begun_s + (arrival_us - self._begun_us) / 1e6 / self._read.speed
+        if due_s > self._loop.time():
+            await asyncio.sleep(due_s - self._loop.time())
+        return due_s
+
+    def _position_frame(self) -> Keepalive:
+        return Keepalive(end_lsn=self._given_lsn, send_time_us=0, reply_requested=False)
+
+    def _hold(self, item: tuple[list[bytes], int] | Keepalive) -> None:
+        self._held.append(item)
+        self._call()
+
+    def resume_reading(self, on_readable: Callable[[], None]) -> None:
+        """Call whenever something is at hand."""
+        self._on_readable = on_readable
+        self._call()
+
+    def pause_reading(self) -> None:
+        """Stop calling."""
+        self._on_readable = None
+
+    def _call(self) -> None:
+        # In the next round, as a socket's descriptor does.
+        if self._held and self._on_readable is not None and not self._is_calling:
+            self._is_calling = True
+            self._loop.call_soon(self._called)
+
+    def _called(self) -> None:
+        self._is_calling = False
+        if self._held and self._on_readable is not None:
+            self._on_readable()
+
+    def drain(self, limit_bytes: int) -> list[bytes]:
+        """Return frames at hand; a position comes after all that was before it."""
+        found: list[bytes] = []
+        size = 0
+        while self._held and size < limit_bytes:
+            item = self._held.popleft()
+            if isinstance(item, Keepalive):
+                self.keepalive = item
+                break
+            found += item[0]
+            size += item[1]
+        self._held_bytes -= size
+        self._has_room.set()
+        self._call()
+        return found
+
+    def take_gap(self) -> int | None:
+        """Return nothing: a capture has no gap."""
+        return None
+
+    def send_status(
+        self,
+        written_lsn: int,  # noqa: ARG002  only the applied LSN counts
+        flushed_lsn: int,
+        applied_lsn: int,
+        *,
+        reply_requested: bool = False,
+    ) -> None:
+        """Take how far all is applied, and answer if that is asked for."""
+        self.confirmed_flush_lsn = max(self.confirmed_flush_lsn, flushed_lsn)
+        self._lateness.applied(applied_lsn, self._loop.time())
+        # With frames at hand their own position follows.
+        if reply_requested and not self._held:
+            self._hold(self._position_frame())
+
+    async def close(self) -> None:
+        """Hold nothing any more."""
+        self.pause_reading()
+        self._held.clear()

@@ -1,0 +1,159 @@
+"""The commands `parapply capture` and `parapply replay`."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from parapply.cli.main import _load as load
+from parapply.cli.main import _Lsn as LsnType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.config import Config
+
+#: Exit status of a replay that was stopped, as after Ctrl-C; of one whose runs differ, or failed.
+_STOPPED, _DIFFERENT = 130, 1
+#: A replay has a report, so its daemon says little; further settings win.
+_QUIET = ("log.level=error", "log.format=console")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  parapply capture day --source "host=a dbname=app" --publication app --for 3600
+  parapply capture day --config app.toml --kept-slot capture_app --max-bytes 20000000000
+  PARAPPLY_REDACT_KEY=$(cat key) parapply capture day --config app.toml --redact
+Without --kept-slot the slot is temporary, and the capture ends with the command. With it the same command goes on where
+it was, and the publisher keeps its WAL until then: drop the slot when it is no longer needed.
+Exit 1: --max-bytes is reached.""",
+)
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--source", metavar="DSN", help="Publisher: connection string or URI.")
+@click.option("--publication", metavar="NAME", multiple=True, help="Publication to follow; repeatable.")
+@click.option("--config", "config_path", metavar="FILE", type=click.Path(path_type=Path), help="TOML file.")
+@click.option("--database", metavar="NAME", help="The one that is meant of a file of several databases.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key, e.g. source.two_phase=true.")
+@click.option("--kept-slot", metavar="NAME", help="A slot that outlives the command; made if it is missing.")
+@click.option("--redact", "is_redacted", is_flag=True, help="Replace every value by another one of its type.")
+@click.option("--max-bytes", type=click.IntRange(min=0), default=0, metavar="N", help="End before more are used.")
+@click.option(
+    "--file-bytes",
+    type=click.IntRange(min=1),
+    default=256 * 1024 * 1024,
+    show_default=True,
+    metavar="N",
+    help="Bytes after which another file begins.",
+)
+@click.option("--for", "for_s", type=click.FloatRange(min=0), default=math.inf, metavar="S", help="Seconds to go on.")
+@click.option("--until", "until_lsn", type=LsnType(), metavar="LSN", help="End when all up to there is kept.")
+def capture(  # noqa: PLR0913  one parameter for each option
+    *,
+    folder: Path,
+    kept_slot: str | None,
+    is_redacted: bool,
+    max_bytes: int,
+    file_bytes: int,
+    for_s: float,
+    until_lsn: int | None,
+    **options: Any,  # noqa: ANN401  click's options
+) -> None:
+    """Keep the stream of a slot in files, to apply it elsewhere."""
+    config = load({"target": None, "slot": None, **options}, "target.dsn", "source.slot")
+    from parapply.capture import command  # noqa: PLC0415
+    from parapply.capture.folder import CaptureLimits  # noqa: PLC0415
+
+    how = command.CaptureOptions(folder, kept_slot, is_redacted, CaptureLimits(max_bytes, file_bytes), for_s, until_lsn)
+    command.capture(config, how)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  parapply replay day --target "host=new dbname=scratch"
+  parapply replay day --target "host=new dbname=scratch" --copy-of "host=old-copy dbname=app" --speed 1
+  parapply replay day --config scratch.toml --run apply.workers=4 --run "apply.workers=8 target.synchronous_commit=on"
+The database must be empty, or one of an earlier replay. Ctrl-C stops; the same command goes on, and runs that are done
+are not repeated without --again. Exit 1: a run failed, or tables differ between runs.""",
+)
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--target", metavar="DSN", help="Scratch database: connection string or URI.")
+@click.option("--config", "config_path", metavar="FILE", type=click.Path(path_type=Path), help="TOML file.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key, for all runs.")
+@click.option("--run", "groups", metavar="'KEY=VALUE ...'", multiple=True, help="A run with these; repeatable.")
+@click.option("--copy-of", metavar="DSN", help="Database with the rows as the capture began with.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0, min_open=True),
+    default=math.inf,
+    metavar="N",
+    help="1: at the pace of the day; N: times as fast.  [default: as fast as it goes]",
+)
+@click.option(
+    "--late-after",
+    "late_after_s",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Report since when, and for how long, more than S seconds were missing.",
+)
+@click.option("--despite-torn", is_flag=True, help="Apply everything before the place where a file is torn.")
+@click.option("--again", "is_again", is_flag=True, help="Repeat runs that are done.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
+def replay(  # noqa: PLR0913  one parameter for each option
+    *,
+    folder: Path,
+    target: str | None,
+    config_path: Path | None,
+    overrides: tuple[str, ...],
+    groups: tuple[str, ...],
+    copy_of: str | None,
+    speed: float,
+    late_after_s: float,
+    despite_torn: bool,
+    is_again: bool,
+    as_json: bool,
+) -> int:
+    """Apply a capture to a scratch database, once for each group of settings."""
+    options = {"source": None, "slot": None, "publication": (), "target": target, "config_path": config_path}
+
+    def read(more: Sequence[str]) -> Config:
+        layers = {**options, "database": None, "overrides": (*_QUIET, *overrides, *more)}
+        return load(layers, "source.dsn", "source.slot", "source.publications")
+
+    from parapply.capture import replay as replaying  # noqa: PLC0415
+    from parapply.capture.show import show  # noqa: PLC0415
+    from parapply.login import Login  # noqa: PLC0415
+
+    how = replaying.ReplayOptions(
+        folder, Login(copy_of) if copy_of else None, speed, is_despite_torn=despite_torn, is_again=is_again
+    )
+    outcome = replaying.replay(read, _settings(groups), how)
+    show(outcome, late_after_s, as_json=as_json)
+    if outcome.is_stopped:
+        return _STOPPED
+    return _DIFFERENT if outcome.different or any(run.failure for run in outcome.runs) else 0
+
+
+def _settings(groups: Sequence[str]) -> list[list[str]]:
+    """Return the settings of each run; a single run without any if no group is given.
+
+    Raises:
+        click.UsageError: one is not KEY=VALUE, or a quote is not closed.
+    """
+    found = []
+    for group in groups:
+        try:
+            pairs = shlex.split(group)
+        except ValueError as error:
+            raise click.UsageError(f"--run {group!r}: {error}") from error
+        if wrong := [pair for pair in pairs if "." not in pair.partition("=")[0] or "=" not in pair]:
+            raise click.UsageError(f"--run: {wrong[0]!r} is not KEY=VALUE, as in apply.workers=4")
+        found.append(pairs)
+    return found or [[]]

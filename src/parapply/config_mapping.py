@@ -1,0 +1,124 @@
+"""The section of the configuration about tables that have another name on the target, or share one there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from parapply.config_values import did_you_mean, dotted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class TargetPlace(msgspec.Struct, frozen=True):
+    """The place of a table, or of a schema's tables, on the target."""
+
+    name: str = ""  # schema.table, or schema; empty: as on the publisher
+    constants: dict[str, str] = {}  # columns that only the target has, each with its value in all rows
+
+
+class MappingConfig(msgspec.Struct, frozen=True):
+    """Tables and schemas with another name on the target, and constants of their rows."""
+
+    tables: dict[str, TargetPlace] = {}  # by schema.table of the publisher
+    schemas: dict[str, TargetPlace] = {}  # for tables that `tables` does not name
+
+    def __post_init__(self) -> None:
+        """Check what concerns more than one key."""
+        for places in (self.tables, self.schemas):
+            by_name: dict[str, list[Mapping[str, str]]] = {}
+            for name, place in places.items():
+                by_name.setdefault(place.name or name, []).append(place.constants)
+            for several in by_name.values():
+                if not are_apart(several):
+                    raise ValueError(
+                        "two of the publisher's names lead to one on the target, and no constants distinguish their"
+                        " rows: give each one other values of the same columns in `set`"
+                    )
+
+    @property
+    def renames(self) -> bool:
+        """Return whether a table has another name on the target."""
+        return any(
+            place.name not in {"", name} for places in (self.tables, self.schemas) for name, place in places.items()
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether all tables are as on the publisher."""
+        return not (self.tables or self.schemas)
+
+    def target_of(self, name: tuple[str, str]) -> tuple[str, str]:
+        """Return schema and table on the target of a table of the publisher."""
+        schema, table = name
+        if found := self.tables.get(f"{schema}.{table}"):
+            schema, _, table = (found.name or f"{schema}.{table}").partition(".")
+            return schema, table
+        found = self.schemas.get(schema)
+        return (found.name or schema if found else schema), table
+
+    def constants_of(self, name: tuple[str, str]) -> Mapping[str, str]:
+        """Return the values that a table's rows have in columns which only the target has."""
+        found = self.tables.get(".".join(name)) or self.schemas.get(name[0])
+        return found.constants if found else {}
+
+    def shown(self, name: tuple[str, str]) -> str:
+        """Return a table's name for people, and that on the target where it is another one."""
+        here = self.target_of(name)
+        return ".".join(name) if here == name else f"{'.'.join(name)} ({'.'.join(here)} on the target)"
+
+
+def are_apart(several: Sequence[Mapping[str, str]]) -> bool:
+    """Return whether no row can have the constants of two: all have the same columns, and no two the same values."""
+    if len(several) < 2:
+        return True
+    values = {frozenset(one.items()) for one in several}
+    return len(values) == len(several) and len({frozenset(one) for one in several}) == 1
+
+
+def read_places(path: Sequence[str], given: object, errors: list[str]) -> dict[str, TargetPlace]:
+    """Return the places of the tables or schemas at a path; faults are added to `errors`, a line each."""
+    if not isinstance(given, dict):
+        errors.append(f"{dotted(path)}: must be a section")
+        return {}
+    return {name: _place([*path, name], name, value, errors) for name, value in given.items()}
+
+
+def _place(path: Sequence[str], name: str, given: object, errors: list[str]) -> TargetPlace:
+    kind = path[-2].removesuffix("s")
+    here: object = ""
+    constants: dict[str, str] = {}
+    if isinstance(given, dict):
+        errors += [
+            f"{dotted([*path, key])}: unknown key{did_you_mean(key, (kind, 'set'))}"
+            for key in given
+            if key not in {kind, "set"}
+        ]
+        here = given.get(kind, name)
+        constants = _constants([*path, "set"], given.get("set", {}), errors)
+    else:
+        here = given
+    n_dots, rule = (1, '"schema.table"') if kind == "table" else (0, "as the name of a schema")
+    if not isinstance(here, str) or not all(_is_name(one, n_dots) for one in (name, here)):
+        errors.append(f"{dotted(path)}: both names must be written {rule}")
+        return TargetPlace()
+    return TargetPlace(name=here, constants=constants)
+
+
+def _is_name(text: str, n_dots: int) -> bool:
+    return all(text.split(".")) and text.count(".") == n_dots and "\0" not in text
+
+
+def _constants(path: Sequence[str], given: object, errors: list[str]) -> dict[str, str]:
+    if not isinstance(given, dict):
+        errors.append(f"{dotted(path)}: must be a section of columns, each with its value")
+        return {}
+    errors += [
+        f"{dotted([*path, name])}: must be a column's name with a text, an integer, true or false"
+        for name, value in given.items()
+        if not name or "\0" in name or not isinstance(value, str | int) or "\0" in str(value)
+    ]
+    # As PostgreSQL reads them.
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}

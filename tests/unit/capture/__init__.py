@@ -1,0 +1,1 @@
+"""Tests of captured streams that need no server."""

@@ -1,0 +1,93 @@
+"""A capture that is read from an LSN on: what a publisher would send again comes, and nothing that ended before."""
+
+from __future__ import annotations
+
+import pytest
+
+from parapply.capture.lateness import Late, Lateness
+from parapply.capture.stream import After
+from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
+from parapply.wire.assembler import Assembler
+from parapply.wire.messages import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamCommit, StreamPrepare
+from tests.fixtures.recorded import STREAMS, frames_of
+
+_ENDS = (CommitPrepared, Prepare, RollbackPrepared, StreamCommit, StreamPrepare)
+
+
+def _read(frames: list[bytes]) -> list[Transaction]:
+    return Assembler(1 << 30, streaming_parallel=True).push(frames)
+
+
+def _end_of(one: Transaction) -> int:
+    """Return where it ends, 0 for a chunk, an abort, or a part."""
+    return one.end_lsn if one.event is None or isinstance(one.event, _ENDS) else 0
+
+
+def _rows(one: Transaction) -> list[bytes]:
+    return [change for change in one.changes if isinstance(change, bytes)]
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_whatever_ended_before_does_not_come(name: str) -> None:
+    """From each end on: the later ends come, with the same rows, the earlier ones do not."""
+    frames = list(frames_of(name))
+    whole = _read(frames)
+    ends = sorted({_end_of(one) for one in whole} - {0})
+    assert len(ends) >= 3
+    for lsn in [0, *ends]:
+        after = After(lsn, is_parallel=True)
+        kept = _read(after.take(frames))
+        found = [(_end_of(one), _rows(one)) for one in kept if _end_of(one)]
+        assert found == [(_end_of(one), _rows(one)) for one in whole if _end_of(one) > lsn]
+        assert after.end_lsn == max(ends)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_every_announcement_stays(name: str) -> None:
+    """A table that was announced in something that is left out is known all the same, as the publisher counts on."""
+    frames = list(frames_of(name))
+    last = max(_end_of(one) for one in _read(frames))
+    # One more transaction behind all that is left out carries the announcements that stand outside.
+    begin = next(frame for frame in frames_of("whole") if frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + 1] == b"B")
+    at = FRAME_HEADER_BYTES + 1
+    end = begin[:FRAME_HEADER_BYTES] + b"C\0" + (last + 8).to_bytes(8) + (last + 16).to_bytes(8) + bytes(8)
+    more = [begin[:at] + (last + 8).to_bytes(8) + begin[at + 8 :], end]
+    known = {one for transaction in _read(frames) for one in transaction.changes if isinstance(one, Relation)}
+    *_, latest = _read(After(last, is_parallel=True).take([*frames, *more]))
+    there = {one for one in latest.changes if isinstance(one, Relation)}
+    assert {one.full_name for one in there} == {one.full_name for one in known}
+
+
+def test_lateness_of_a_pace_is_the_time_since_it_was_due() -> None:
+    """Each end is late by the time from when it was due to when it was applied, and the worst moment is named."""
+    late = Lateness(is_paced=True)
+    late.given(10, 60_000_000, 100.0)
+    late.given(20, 61_000_000, 101.0)
+    late.given(30, 120_000_000, 160.0)
+    late.applied(5, 100.5)
+    late.applied(20, 103.5)
+    late.applied(30, 160.25)
+    assert late.result == Late(most_s=3.5, most_at_us=60_000_000, minutes={1: 3.5, 2: 0.25})
+
+
+def test_lateness_of_a_run_without_a_pace_is_that_of_a_queue() -> None:
+    """Work that took longer than the stream took to come makes the rest late, until the stream pauses."""
+    late = Lateness(is_paced=False)
+    for number in range(4):
+        late.given(number + 1, number * 1_000_000, 50.0)
+    late.given(5, 600_000_000, 50.0)
+    for number in range(5):
+        late.applied(number + 1, 50.0 + 2.0 * (number + 1))
+    # Two seconds of work each, one second apart: 2, 3, 4, 5 seconds late; the last one found the queue empty.
+    assert late.result == Late(most_s=5.0, most_at_us=3_000_000, minutes={0: 5.0, 10: 2.0})
+    assert late.result.joined(Late(most_s=1.0, minutes={0: 6.0})).minutes == {0: 6.0, 10: 2.0}
+
+
+def test_a_message_between_begin_and_end_of_a_prepared_one_is_left_out() -> None:
+    """A prepared transaction that ended before is left out whole, and no event of it comes."""
+    frames = list(frames_of("whole"))
+    prepared = [one for one in _read(frames) if isinstance(one.event, Prepare | BeginPrepare)]
+    assert prepared
+    lsn = max(one.end_lsn for one in prepared)
+    left = [one for one in _read(After(lsn, is_parallel=True).take(frames)) if isinstance(one.event, Prepare)]
+    assert [one.end_lsn for one in left if one.end_lsn <= lsn] == []
