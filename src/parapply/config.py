@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from parapply import config_layers
+from parapply.config_cutover import CutoverConfig, read_commands
 from parapply.config_mapping import MappingConfig, read_places
 from parapply.config_values import (
     WORKERS_LIMIT,
@@ -362,6 +363,7 @@ class Config(_Section, frozen=True):
     ddl: DdlConfig = DdlConfig()
     mapping: MappingConfig = MappingConfig()
     sequences: SequencesConfig = SequencesConfig()
+    cutover: CutoverConfig = CutoverConfig()
     applylog: ApplyLogConfig = ApplyLogConfig()
     metrics: MetricsConfig = MetricsConfig()
     log: LogConfig = LogConfig()
@@ -397,6 +399,7 @@ SECTIONS: Final[dict[str, type[msgspec.Struct]]] = {
     "ddl": DdlConfig,
     "mapping": MappingConfig,
     "sequences": SequencesConfig,
+    "cutover": CutoverConfig,
     "applylog": ApplyLogConfig,
     "metrics": MetricsConfig,
     "log": LogConfig,
@@ -521,6 +524,8 @@ def _read_section(path: list[str], kind: type[msgspec.Struct], given: object, er
             values[key] = _read_tables(place, value, errors)
         elif tuple(place) in _NAME_SECTIONS:
             values[key] = read_places(place, value, errors)
+        elif place == ["cutover", "commands"]:
+            values[key] = read_commands(place, value, errors)
         else:
             values[key] = read_value(place, kinds[key], value, errors)
     if len(errors) > n_before:

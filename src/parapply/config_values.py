@@ -79,6 +79,10 @@ def _dsn(text: str) -> Secret:
     return Secret(text)
 
 
+def _consoles(texts: tuple[str, ...]) -> tuple[Secret, ...]:
+    return tuple(map(_dsn, texts))
+
+
 def has_password(dsn: Secret) -> bool:
     """Return whether a checked connection string holds a password itself."""
     return bool(conninfo_to_dict(dsn.get_secret_value()).get("password"))
@@ -159,6 +163,8 @@ _CHECKED: Final[dict[str, tuple[object, Callable[[Any], object]]]] = {
     "target.dsn": (str, _dsn),
     "target.password_command": (str, _command),
     "target.state_schema": (str, _schema),
+    "cutover.poolers": (tuple[str, ...], _consoles),
+    "cutover.pooler_target": (str, _dsn),
     "apply.workers": (int | str, _workers),
     "apply.spill_dir": (str, _directory),
     "applylog.directory": (str, _directory),

@@ -79,6 +79,14 @@ HEAL_TABLE_DONE: Final = "heal_table_done"  # they are committed
 HEAL_DONE: Final = "heal_done"  # all rows are repaired, the state does not say so
 
 HEAL_NAMES: Final = (HEAL_COMPARED, HEAL_BEGUN, HEAL_SLOT, HEAL_TABLE, HEAL_TABLE_DONE, HEAL_DONE)
+#: Points of `parapply cutover` with poolers: they are noted, nothing is paused; all are paused, there is no fence; the
+#: first one's file is rewritten, not read again; all lead to the target, paused; the first one is resumed.
+POOLER_NAMES: Final = (
+    "cutover_pausing", "cutover_paused", "cutover_rewritten", "cutover_led_on", "cutover_resumed",
+)  # fmt: skip
+#: Points of `parapply cutover` with commands of the operator's: one is noted, and has not begun; it has ended with 0,
+#: and is not noted as run.
+HOOK_NAMES: Final = ("cutover_hook_begun", "cutover_hook_ended")
 #: Points of `parapply seed`, in their order.
 SEED_SCHEMA: Final = "seed_schema"  # the state schema exists, without the slot
 SEED_JOINED: Final = "seed_joined"  # the slot's row is committed, nothing that came along is ended
@@ -187,7 +195,7 @@ def _parse(text: str, directory: str) -> _Point:
     action, _, count = rest.partition(":")
     points = (
         NAMES, COPY_NAMES, MIGRATE_NAMES, (MIGRATE_DATABASE,), CUTOVER_NAMES, LATER_NAMES, HEAL_NAMES, SEED_NAMES,
-        CAPTURE_NAMES,
+        CAPTURE_NAMES, POOLER_NAMES, HOOK_NAMES,
     )  # fmt: skip
     known = {one for names in points for one in names}
     if name not in known:

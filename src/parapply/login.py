@@ -7,20 +7,19 @@ an argument. The command's standard error is for people, and an error repeats it
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
-import signal
 import subprocess
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import psycopg
 
+from parapply import child
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import BinaryIO
 
 #: Seconds that a command may take. The first session of the control pool must be open after 15 s, with it.
 COMMAND_TIMEOUT_S: Final = 10.0
@@ -125,7 +124,7 @@ async def _printed(words: Sequence[str]) -> str:
         PasswordUnknown: it cannot be run, failed, took too long, or its first line can be no password.
     """
     with ExitStack() as stack:
-        (printing, its_output), (complaining, its_errors) = await _pipe(stack), await _pipe(stack)
+        (printing, its_output), (complaining, its_errors) = await child.pipe(stack), await child.pipe(stack)
         try:
             # Not by asyncio, whose start of a process that is given up may never return.
             process = subprocess.Popen(  # noqa: ASYNC220, S603  it returns at once; the operator's command
@@ -142,34 +141,15 @@ async def _printed(words: Sequence[str]) -> str:
                 )
                 code = await asyncio.to_thread(process.wait)
         except TimeoutError as error:
-            _end(process)
+            child.end(process)
             raise PasswordUnknown(f"password_command has not ended after {COMMAND_TIMEOUT_S:g} s") from error
         except BaseException:
-            _end(process)
+            child.end(process)
             raise
     if code:
         ended = f"exit code {code}" if code > 0 else f"signal {-code}"
         raise PasswordUnknown(f"password_command ended with {ended}{_last_line(complaint, output)}")
     return _first_line(output)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process with all that it has started: a shell dies alone, and what it waits for would run on."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-async def _pipe(stack: ExitStack) -> tuple[asyncio.StreamReader, BinaryIO]:
-    """Return both ends of a pipe, which are closed with the stack."""
-    reading, writing = os.pipe()
-    its_end = stack.enter_context(os.fdopen(writing, "wb", buffering=0))
-    stream = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reading, "rb", buffering=0)
-    )
-    stack.callback(transport.close)
-    return stream, its_end
 
 
 async def _read(stream: asyncio.StreamReader, kept: slice) -> bytes:

@@ -36,7 +36,8 @@ def cutover_line(cutover: Mapping[str, Any]) -> str:
         where += f"; no client could write for {gap}"
     elif cutover["is_fenced"]:
         where += f"; no client can write on the source since {gap}"
-    where += f"; way back: slot {cutover['reverse_slot']}"
+    if cutover["paused"]:
+        where += f"; clients wait at the poolers: {', '.join(cutover['paused'])}"
     if step != "done" and not cutover["is_worked_on"]:
         where += f"; interrupted: `parapply cutover{' --undo' if step == 'undoing' else ''}` goes on with it"
-    return where
+    return f"{where}; way back: slot {cutover['reverse_slot']}"

@@ -105,6 +105,30 @@ def test_table_sections() -> None:
     assert config.apply.tables["public.Or.ders"].parallel == "never"
 
 
+def test_commands_of_a_cut_over_are_lists_at_known_places(tmp_path: Path) -> None:
+    """A place is before or after a step; a command that takes another one back is not alone."""
+    path = tmp_path / "app.toml"
+    path.write_text(
+        '[cutover.commands]\nbefore_fencing = ["a", "b c"]\nundo_before_fencing = ["d"]\nafter_ending = ["e"]\n'
+    )
+    given = {"before_fencing": ("a", "b c"), "undo_before_fencing": ("d",), "after_ending": ("e",)}
+    assert load_config(path, (), GIVEN, {}).cutover.commands == given
+    path.write_text(
+        '[cutover.commands]\nbefore_fence = ["a"]\nafter_done = ["a"]\nbefore_opening = "a"\nafter_opening = []\n'
+        'undo_after_turning = ["a"]\n[cutover]\npoolers = ["a=b"]\npooler_files = ["a", "b"]\n'
+    )
+    assert errors_of(path=path) == [
+        "cutover.commands.before_fence: unknown key; did you mean before_fencing?",
+        "cutover.commands.after_done: unknown key; did you mean after_opening?",
+        "cutover.commands.before_opening: must be a list of a program and its arguments",
+        "cutover.commands.after_opening: must be a list of a program and its arguments",
+        "cutover.commands.undo_after_turning: after_turning, which it takes back, is missing",
+        'cutover.poolers: must be a connection string: "host=... dbname=..." or postgresql://...',
+    ]
+    path.write_text('[cutover]\npoolers = ["host=a"]\npooler_files = ["a", "b"]\n')
+    assert errors_of(path=path) == ["cutover: pooler_files must name one file for each of poolers, or one for all"]
+
+
 def test_all_errors_at_once(tmp_path: Path) -> None:
     """Unknown keys, wrong types, ranges and missing keys of all layers are one error, a line each."""
     path = tmp_path / "app.toml"

@@ -288,7 +288,7 @@ _STEPS = [
 ]  # fmt: skip
 _CUTOVER = {
     "step": "draining", "step_s": 2.0, "is_fenced": True, "gap_s": 2.5, "opened_at": None, "reverse_slot": "app_back",
-    "is_worked_on": True,
+    "is_worked_on": True, "paused": ["shop at port=6432"],
 }  # fmt: skip
 
 
@@ -299,7 +299,10 @@ def test_a_migration_and_a_cut_over_are_seen() -> None:
     for text in (
         "copy running 4.0 s 2,000 of about 8,000 rows, 400 MB, 100 MB/s 12 s",
         "done: schema",
-        "cut-over draining for 2.0 s; no client can write on the source since 2.5 s; way back: slot app_back",
+        (
+            "cut-over draining for 2.0 s; no client can write on the source since 2.5 s;"
+            " clients wait at the poolers: shop at port=6432; way back: slot app_back"
+        ),
     ):
         assert text in shown
     history = ReadingHistory()

@@ -20,6 +20,7 @@ Examples:
   parapply cutover --config app.toml --reverse back.toml --verify whole
   parapply cutover --config app.toml --reverse back.toml --undo
   parapply cutover --config app.toml --reverse back.toml --back
+  parapply cutover --config app.toml --reverse back.toml --pooler port=6432 --pooler-config pgbouncer.ini
 The daemon runs. Writers are kept from the source, the target gets all that they have committed, and is compared; then
 the target takes the writes, and the source follows it with the daemon of --reverse. After a kill, or a refusal in the
 middle, the same command goes on, or --undo takes it back. Exit 1: not in time, a table differs, or a write came after
@@ -63,6 +64,33 @@ the fence.""",
     help="Limit from the fence until the target has everything; then all is taken back.",
 )
 @click.option("--no-sequences", is_flag=True, help="Leave the sequences as they are.")
+@click.option(
+    "--pooler",
+    "poolers",
+    metavar="DSN",
+    multiple=True,
+    help="Console of a PgBouncer, paused from before the fence until the target takes over; repeatable.",
+)
+@click.option(
+    "--pooler-database", "pooler_databases", metavar="NAME", multiple=True, help="As clients name it there; repeatable."
+)
+@click.option(
+    "--pooler-config",
+    "pooler_files",
+    metavar="FILE",
+    multiple=True,
+    help="Its pgbouncer.ini, in which the database is led to the target; one for each --pooler, or for all.",
+)
+@click.option(
+    "--pause-timeout",
+    "pause_timeout_s",
+    type=click.FloatRange(min=0.1),
+    metavar="S",
+    help="Limit until all transactions have ended at the poolers.  [default: 10]",
+)
+@click.option(
+    "--leave-poolers", is_flag=True, help="Go on without the poolers that it has paused and are not named now."
+)
 def cutover(  # noqa: PLR0913  options
     *,
     reverse_path: Path | None,
@@ -75,6 +103,11 @@ def cutover(  # noqa: PLR0913  options
     fence_command: str,
     timeout_s: float,
     no_sequences: bool,
+    poolers: tuple[str, ...],
+    pooler_databases: tuple[str, ...],
+    pooler_files: tuple[str, ...],
+    pause_timeout_s: float | None,
+    leave_poolers: bool,
     **options: Any,  # noqa: ANN401  click's
 ) -> int:
     """Have the target take over, with a way back."""
@@ -84,14 +117,20 @@ def cutover(  # noqa: PLR0913  options
         raise click.UsageError("--undo has no --dry-run")
     if not prints_reverse and reverse_path is None:
         raise click.UsageError("--reverse FILE is missing; --print-reverse prints one")
-    config = load(options)
+    flags = {
+        "cutover.poolers": poolers,
+        "cutover.pooler_databases": pooler_databases,
+        "cutover.pooler_files": pooler_files,
+        "cutover.pause_timeout_s": pause_timeout_s,
+    }
+    config = load({**options, "flags": flags})
     from parapply.config import load_config  # noqa: PLC0415
     from parapply.cutover import command, look, way_back  # noqa: PLC0415
 
     if reverse_path is None:
         return way_back.print_reverse(config)
     # Of itself only: a variable or flag that names one end would name the wrong one there.
-    other = load_config(reverse_path, (), {}, {}, option="--reverse")
+    other = load_config(reverse_path, (), flags, {}, option="--reverse")
     forward, reverse = (other, config) if is_back else (config, other)
     again = ["parapply", "cutover", "--config", str(options["config_path"] or "...")]
     again += ["--reverse", str(reverse_path), *([] if is_back else ["--back"])]
@@ -102,7 +141,9 @@ def cutover(  # noqa: PLR0913  options
         fence_command=fence_command,
         timeout_s=timeout_s,
         with_sequences=not no_sequences,
+        leaves_poolers=leave_poolers,
         is_dry=is_dry,
+        is_back=is_back,
         other_way=shlex.join(again),
         hint=f"now: parapply run --config {shlex.quote(str(run))}  (the old source follows; its slot keeps WAL)\n"
         f"to go back: {shlex.join(again)}\n"

@@ -135,12 +135,13 @@ def _load_all(options: dict[str, Any], *not_needed: str) -> Config | Fleet:
 
 
 def _flags(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that are options, by their keys; None: not given."""
+    """Return the settings that are options, by their keys; None: not given. `flags`: options of one command only."""
     return {
         "source.dsn": options["source"],
         "target.dsn": options["target"],
         "source.slot": options["slot"],
         "source.publications": options["publication"],
+        **options.get("flags", {}),
     }
 
 

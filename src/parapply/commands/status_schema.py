@@ -130,6 +130,7 @@ class CutoverDocument(msgspec.Struct, kw_only=True):
     fenced_at: _Time | None
     opened_at: _Time | None
     is_fenced: Annotated[bool, Meta(description="Writers are kept from the source.")]
+    paused: Annotated[list[str], Meta(description="Poolers that may be paused: database and console of each.")]
     step_s: Annotated[float, Meta(description="Seconds in this step.")]
     gap_s: Annotated[float | None, Meta(description="Seconds in which no client could write; so far, while none can.")]
     is_worked_on: Annotated[bool, Meta(description="A command works on it now.")]

@@ -34,7 +34,10 @@ from parapply.commands import lifecycle
 from parapply.copy import sequences
 from parapply.copy.published import published_tables
 from parapply.cutover import fence, late, way_back
+from parapply.cutover.comparison import CutoverComparison
+from parapply.cutover.hooks import Hooks
 from parapply.cutover.look import CutoverLook, CutoverOptions, Pair, check_pair
+from parapply.cutover.poolers import Poolers
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
 from parapply.model import format_lsn
@@ -46,7 +49,6 @@ from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state import cutovers
 from parapply.target.state import slots as state
-from parapply.verify import command as verifying
 from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:
@@ -56,12 +58,6 @@ if TYPE_CHECKING:
     from parapply.config import Config
 
 _INCOMPLETE: Final = 1
-#: Ranges of each table, of about 10,000 rows each; both sides read them in a few hundredths of a second.
-_SAMPLED_RANGES: Final = 2
-#: Seconds that the daemon may pause for a comparison before the fence, which needs a moment without old writers.
-_BEFORE_PAUSE_S: Final = 3.0
-#: Seconds that the comparison after the fence takes, about, where the same was compared before.
-_COMPARED_S: Final = 1.0
 #: Seconds that sessions from behind a fence may take to end.
 _READERS_S: Final = 5.0
 #: Result of each step, for people.
@@ -76,10 +72,6 @@ _WORDS: Final = {
     CutoverStep.OPENING: "the target is opened",
     CutoverStep.ENDING: "the old stream is removed",
 }
-
-
-def _differ() -> ParapplyError:
-    return ParapplyError("source and target differ; see above", hint="mend the target (`parapply verify`)")
 
 
 def cutover(forward: Config, reverse: Config, options: CutoverOptions) -> int:
@@ -124,7 +116,9 @@ async def _with(
             )
         await _lock(ahead.target, found.slot_id)
         row = await cutovers.read(ahead.target, forward.target.state_schema, found.slot_id)
-        return await act(_Cutover(Pair(forward, reverse, ahead, back, found.slot_id), options, row))
+        one = _Cutover(Pair(forward, reverse, ahead, back, found.slot_id), options, row)
+        stack.push_async_callback(one.close)
+        return await act(one)
 
 
 async def _lock(conn: slot.Connection, slot_id: int) -> None:
@@ -151,10 +145,13 @@ class _Cutover:
         self._has_opened = False
         #: By this call, and not by a command of the operator's.
         self._fenced_at: datetime | None = None
-        #: Tables that were looked at before anything was made.
-        self._tables: frozenset[int] = frozenset()
-        #: Result of the comparison while clients still wrote.
-        self._before: verifying.VerifyResult | None = None
+        self._comparison = CutoverComparison(pair.forward, options.verify, options.timeout_s, self._look.warn)
+        self._poolers = Poolers(pair, row.poolers if row is not None else (), self._look.warn)
+        self._hooks = Hooks(pair, row, is_back=options.is_back)
+
+    async def close(self) -> None:
+        """Leave the poolers' consoles."""
+        await self._poolers.close()
 
     async def run(self) -> int:
         """Do what is left to do."""
@@ -163,16 +160,10 @@ class _Cutover:
             click.echo(f"slot {self._forward.source.slot!r} was cut over already; nothing to do")
             self._say_end()
             return 0
-        if row is not None and row.step is CutoverStep.UNDOING:
-            raise TargetRefused(
-                "the last cut-over is being taken back, and that is not finished", hint="the same command with --undo"
-            )
-        if row is not None and row.reverse_slot != self._reverse.source.slot:
-            raise ConfigError(
-                f"the cut-over was begun with slot {row.reverse_slot!r} for the way back, not"
-                f" {self._reverse.source.slot!r}",
-                hint="name the same --reverse, or take it back with --undo",
-            )
+        if row is not None:
+            self._check_goes_on(row)
+        if not self._options.is_dry:
+            await self._poolers.check_named(leaves=self._options.leaves_poolers)
         if row is not None and row.step is not CutoverStep.PREPARING:
             self._say_where(row)
         try:
@@ -191,6 +182,23 @@ class _Cutover:
                 self._say_where(self._row)
             raise
 
+    def _check_goes_on(self, row: cutovers.Cutover) -> None:
+        """Refuse to go on with a cut-over that is taken back, or that has another way back.
+
+        Raises:
+            TargetRefused, ConfigError: it is one.
+        """
+        if row.step is CutoverStep.UNDOING:
+            raise TargetRefused(
+                "the last cut-over is being taken back, and that is not finished", hint="the same command with --undo"
+            )
+        if row.reverse_slot != self._reverse.source.slot:
+            raise ConfigError(
+                f"the cut-over was begun with slot {row.reverse_slot!r} for the way back, not"
+                f" {self._reverse.source.slot!r}",
+                hint="name the same --reverse, or take it back with --undo",
+            )
+
     async def _steps(self) -> int:
         row = self._row
         if row is None:
@@ -198,7 +206,7 @@ class _Cutover:
         elif row.step is CutoverStep.PREPARING:
             await self._prepare_rest()
         if self._step is CutoverStep.PREPARING:
-            await self._compare_before()
+            await self._comparison.before()
         if self._step.is_before(CutoverStep.OPENING):
             # Even if it was done before: a standing fence is put up again, and sessions behind it are checked again.
             await self._fence()
@@ -217,6 +225,11 @@ class _Cutover:
         return self._row.step if self._row is not None else CutoverStep.PREPARING
 
     async def _enter(self, step: CutoverStep, *, fence_lsn: int | None = None, takeover_lsn: int | None = None) -> None:
+        """Run the operator's commands up to a step, and note it."""
+        await self._hooks.reach(f"before_{step}")
+        await self._note(step, fence_lsn=fence_lsn, takeover_lsn=takeover_lsn)
+
+    async def _note(self, step: CutoverStep, *, fence_lsn: int | None = None, takeover_lsn: int | None = None) -> None:
         """Note a step; a failpoint follows it, so that a test ends the command inside each."""
         target = self._ahead.target
         await cutovers.enter(target, self._schema, self._slot_id, step, fence_lsn=fence_lsn, takeover_lsn=takeover_lsn)
@@ -231,7 +244,8 @@ class _Cutover:
     def _say_where(self, row: cutovers.Cutover) -> None:
         fenced = f"; clients cannot write since {row.fenced_s:.1f} s" if row.fenced_s and row.gap_s is None else ""
         place = f"step {row.step.number} of {len(_WORDS)}, {row.step}: {_WORDS.get(row.step, '')}"
-        click.echo(f"a cut-over is under way, at {place}{fenced}")
+        paused = f"; clients wait at the poolers: {self._poolers.are_held}" if self._poolers.are_held else ""
+        click.echo(printable(f"a cut-over is under way, at {place}{fenced}{paused}"))
 
     # Checks before anything is made.
 
@@ -243,10 +257,12 @@ class _Cutover:
         """
         forward = self._forward
         tables = await published_tables(self._ahead.source, forward.source.publications, forward.mapping)
-        self._tables = frozenset(table.oid for table in tables)
         refused = await self._look.refusals(tables, has_made=self._row is not None and self._row.made_publication)
+        refused += await self._poolers.refusals(self._options.timeout_s)
+        if self._reverse.cutover.poolers and not forward.cutover.poolers:
+            self._look.warn("the other file names poolers, and the file of this stream none: its clients get errors")
         if self._options.is_dry:
-            self._look.say_plan(len(tables))
+            self._look.say_plan(len(tables), self._poolers.plan(), self._hooks.plan())
         connect.raise_all(refused)
         if self._options.with_sequences and self._options.is_dry:
             how = SequenceOptions(is_dry=True)
@@ -284,6 +300,7 @@ class _Cutover:
 
     async def _prepare_rest(self) -> None:
         reverse, back = self._reverse, self._back
+        await self._hooks.reach("before_preparing")
         tables = await published_tables(self._ahead.source, self._forward.source.publications, self._forward.mapping)
         if await way_back.missing_publications(back.source, reverse.source.publications):
             await way_back.make_publication(self._ahead.target, reverse, tables)
@@ -298,35 +315,11 @@ class _Cutover:
         await state.ensure_schema(back.target, reverse.target.state_schema)
         self._say(CutoverStep.PREPARING, f"slot {reverse.source.slot!r} on the target, {len(tables)} tables")
 
-    async def _compare_before(self) -> None:
-        """Compare while clients still write, so that they need not wait for differences that are found now."""
-        if self._options.verify != "sampled":
-            return
-        began_s = time.monotonic()
-        how = verifying.VerifyOptions(
-            sampled_ranges=_SAMPLED_RANGES,
-            is_brief=True,
-            max_pause_s=_BEFORE_PAUSE_S,
-            timeout_s=self._options.timeout_s,
-        )
-        try:
-            found = await verifying.comparison(self._forward, how)
-        except ParapplyError as error:
-            if type(error) is not ParapplyError:
-                # It would come again after the fence, where clients wait.
-                raise
-            # Not in time. All of it is compared after the fence, then.
-            self._look.warn(f"not compared before the fence: {error}")
-            return
-        verifying.say_all(found)
-        if not found.is_equal:
-            raise _differ()
-        click.echo(f"compared before the fence ({time.monotonic() - began_s:.3f} s)")
-        self._before = found
-
     async def _fence(self) -> None:
         options, source = self._options, self._ahead.source
         await self._keep_copies_off()
+        await self._hooks.reach("before_fencing")
+        await self._poolers.pause()
         self._deadline_s = time.monotonic() + options.timeout_s
         if self._step.is_before(CutoverStep.STOPPING):
             await self._enter(CutoverStep.FENCING)
@@ -354,45 +347,15 @@ class _Cutover:
         lsn = await fence.last_lsn(self._ahead.source, self._deadline_s)
         await self._enter(CutoverStep.DRAINING, fence_lsn=lsn)
         await lifecycle.applied(self._forward, lsn, max(0.0, self._deadline_s - time.monotonic()))
-        await self._check_tables()
+        assert self._row is not None
+        await self._look.check_tables(is_made=self._row.made_publication)
         # One that began after the first look, and was ended before the fence, leaves a table in part.
         await self._look.check_copied(lsn)
         self._say(CutoverStep.DRAINING, f"the target has everything up to {format_lsn(lsn)}")
 
-    async def _check_tables(self) -> None:
-        """Check the published tables again, both ways, because until the fence any session could change them.
-
-        Raises:
-            SourceRefused: a table came that was not looked at, or the way back leaves one out.
-        """
-        assert self._row is not None
-        forward = self._forward
-        tables = await published_tables(self._ahead.source, forward.source.publications, forward.mapping)
-        if new := [table.text for table in tables if table.oid not in self._tables]:
-            raise SourceRefused(
-                f"source: published since the cut-over looked at its tables: {fence.few(new)}", hint=way_back.AGAIN
-            )
-        is_made = self._row.made_publication
-        await way_back.check_covers(self._back.source, self._reverse, tables, is_made=is_made)
-
     async def _compare(self) -> None:
         await self._enter(CutoverStep.COMPARING)
-        if self._options.verify == "none":
-            self._say(CutoverStep.COMPARING, "left out (--verify none)")
-            return
-        is_sampled = self._options.verify == "sampled"
-        how = verifying.VerifyOptions(
-            sampled_ranges=_SAMPLED_RANGES if is_sampled else 0, timeout_s=self._options.timeout_s
-        )
-        before = self._before
-        again = None if before is None else verifying.VerifyAgain(before, _COMPARED_S)
-        found = await verifying.comparison(self._forward, how, again)
-        verifying.say_all(found)
-        if not found.is_equal:
-            raise _differ()
-        n_left = sum(verdict.equal_at is not None for verdict in found.verdicts)
-        left = f"; {n_left} tables as before the fence" if n_left else ""
-        self._say(CutoverStep.COMPARING, f"equal ({self._options.verify}){left}")
+        self._say(CutoverStep.COMPARING, await self._comparison.after())
 
     async def _sequences(self) -> None:
         await self._enter(CutoverStep.SEQUENCES)
@@ -452,6 +415,7 @@ class _Cutover:
             await self._enter(CutoverStep.TURNING, takeover_lsn=await fence.mark(back.source))
         assert self._row.takeover_lsn is not None
         await way_back.make_state(back, reverse, self._row.takeover_lsn)
+        await self._poolers.lead_on()
         self._say(
             CutoverStep.TURNING,
             f"slot {reverse.source.slot!r} sends what commits after {format_lsn(self._row.takeover_lsn)}",
@@ -461,7 +425,10 @@ class _Cutover:
         assert self._row is not None
         await self._enter(CutoverStep.OPENING)
         await self._lift(self._row.opens, self._back.source)
-        await self._enter(CutoverStep.ENDING)
+        # A command that goes on would end the sessions of clients that were let in.
+        await cutovers.note_opened(self._ahead.target, self._schema, self._slot_id)
+        await self._poolers.resume()
+        await self._note(CutoverStep.ENDING)
         self._has_opened = True
         gap_s = self._row.gap_s
         self._say(CutoverStep.OPENING, f"the target takes over; no client could write for {gap_s or 0.0:.3f} s")
@@ -483,6 +450,7 @@ class _Cutover:
 
     async def _end(self) -> int:
         name, ahead = self._forward.source.slot, self._ahead
+        await self._hooks.reach("before_ending")
         facts = await self._facts()
         if facts.slot is not None:
             found = await state.load(ahead.target, self._schema, name, facts.system_identifier)
@@ -506,7 +474,8 @@ class _Cutover:
                 )
                 return _INCOMPLETE
             await slot.drop_slot(ahead.source, name)
-        await self._enter(CutoverStep.DONE)
+        await self._hooks.reach("after_ending")
+        await self._note(CutoverStep.DONE)
         self._say_end()
         return 0
 
@@ -521,22 +490,25 @@ class _Cutover:
     # Failures.
 
     async def _failed(self) -> None:
-        """Take everything back if the daemon was not stopped yet; else report the step."""
+        """Take everything back if the daemon was not stopped yet, or clients wait; else report the step."""
         row = self._row
         if row is None:
             return
-        if self._step.is_before(CutoverStep.STOPPING) and not self._stays:
+        waits = self._forward.cutover.holds_clients and self._step.is_before(CutoverStep.OPENING)
+        if waits or (self._step.is_before(CutoverStep.STOPPING) and not self._stays):
             try:
                 await self._take_back()
             except ParapplyError as error:
                 fenced = "; until then no client can write" if self._row is not None and self._row.fenced_s else ""
+                held = f"; clients wait at the poolers: {self._poolers.are_held}" if self._poolers.are_held else ""
                 click.echo(
                     f"parapply: taking it back also failed: {redact_text(error.line())}\n"
-                    f"the same command with --undo takes it back{fenced}",
+                    f"the same command with --undo takes it back{fenced}{held}",
                     err=True,
                 )
             else:
-                click.echo("everything was taken back: the source takes writes as before")
+                ended = "; start the daemon again (`parapply run`)" if self._has_stopped else ""
+                click.echo(f"everything was taken back: the source takes writes as before{ended}")
             return
         click.echo("the same command goes on" + ("" if row.is_open else "; --undo takes it back"), err=True)
 
@@ -560,6 +532,7 @@ class _Cutover:
                 "the target has taken over, and clients may have written there: it cannot be undone",
                 hint=f"`{self._options.other_way}` goes back with all that was written since",
             )
+        await self._poolers.check_named(leaves=self._options.leaves_poolers)
         await self._take_back()
         click.echo("undone: the source takes writes as before; if the daemon was stopped, start it (`parapply run`)")
         return 0
@@ -575,12 +548,16 @@ class _Cutover:
     async def _take_back(self) -> None:
         row, reverse, back = self._row, self._reverse, self._back
         assert row is not None
+        await self._poolers.check_undoable()
         await cutovers.enter(self._ahead.target, self._schema, self._slot_id, CutoverStep.UNDOING)
+        errors = await self._hooks.undo("after_fencing")
         if row.fenced_s is not None:
             # First, because clients wait for it. Changes from now on come through the slot that runs.
             await self._lift(row.fence, self._ahead.source)
             self._row = msgspec.structs.replace(row, fenced_s=None)
             await cutovers.unfence(self._ahead.target, self._schema, self._slot_id)
+        errors += await self._poolers.give_back()
+        errors += await self._hooks.undo("before_fencing")
         if row.takeover_lsn is not None:
             await self._drop_state_of_back()
         if row.made_slot and (await slot.read_slot(back.source, reverse.source.slot)) is not None:
@@ -589,4 +566,9 @@ class _Cutover:
             await way_back.drop_publication(self._ahead.target, reverse)
         if await state.has_schema(back.target, reverse.target.state_schema):
             await state.drop_schema(back.target, reverse.target.state_schema)
+        errors += await self._hooks.undo("before_preparing")
+        for error in errors[1:]:
+            click.echo(f"parapply: {redact_text(error.line())}", err=True)
+        if errors:
+            raise errors[0]
         await cutovers.forget(self._ahead.target, self._schema, self._slot_id)

@@ -14,6 +14,7 @@ from psycopg import sql
 from parapply.check.findings import Code, Finding, Severity
 from parapply.check.kinds import KINDS
 from parapply.check.look import CheckOptions, look_at
+from parapply.copy.published import published_tables
 from parapply.cutover import fence, way_back
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.printable import printable
@@ -27,7 +28,7 @@ from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from parapply.config import Config
     from parapply.connect import Connections
@@ -48,7 +49,9 @@ class CutoverOptions(msgspec.Struct, frozen=True, kw_only=True):
     fence_command: str = ""  # instead of the database's own setting
     timeout_s: float = 60.0  # from the fence until the target has everything
     with_sequences: bool = True
+    leaves_poolers: bool = False  # those that were paused and are not named now
     is_dry: bool = False
+    is_back: bool = False  # the stream of the way back runs, and ends
     other_way: str = "parapply cutover --back"  # the command in the other direction
     hint: str = ""  # printed at the end
 
@@ -73,8 +76,14 @@ class CutoverLook:
         self._tables: Sequence[PublishedTable] = ()
         self._told: set[str] = set()
 
-    def say_plan(self, n_tables: int) -> None:
-        """Print what each step would do."""
+    def say_plan(self, n_tables: int, of_poolers: Mapping[str, str], hooks: Sequence[str]) -> None:
+        """Print what each step would do.
+
+        Args:
+            n_tables: number of the tables that are published.
+            of_poolers: words about them, by step.
+            hooks: lines about the operator's commands.
+        """
         slot_name, back = self._forward.source.slot, self._reverse.source.slot
         how = "by --fence-command" if self._options.fence_command else "default_transaction_read_only of its database"
         kept = f", except sessions of {', '.join(self._options.keep_roles)}" if self._options.keep_roles else ""
@@ -91,7 +100,9 @@ class CutoverLook:
             "ending": f"slot {slot_name!r} is dropped on the source",
         }
         for number, (step, text) in enumerate(lines.items(), 1):
-            click.echo(printable(f"{number}/{len(lines)} {step}: {text}"))
+            click.echo(printable(f"{number}/{len(lines)} {step}: {of_poolers.get(step, '')}{text}"))
+        for line in hooks:
+            click.echo(printable(line))
 
     async def refusals(self, tables: Sequence[PublishedTable], *, has_made: bool) -> list[ParapplyError]:
         """Return all that would be refused.
@@ -110,6 +121,24 @@ class CutoverLook:
             *await self._of_fence(),
             *await self._of_back(has_made=has_made),
         ]
+
+    async def check_tables(self, *, is_made: bool) -> None:
+        """Check the published tables again, both ways, because until the fence any session could change them.
+
+        Args:
+            is_made: the publication of the way back, by this cut-over.
+
+        Raises:
+            SourceRefused: a table came that was not looked at, or the way back leaves one out.
+        """
+        forward = self._forward
+        tables = await published_tables(self._ahead.source, forward.source.publications, forward.mapping)
+        known = {table.oid for table in self._tables}
+        if new := [table.text for table in tables if table.oid not in known]:
+            raise SourceRefused(
+                f"source: published since the cut-over looked at its tables: {fence.few(new)}", hint=way_back.AGAIN
+            )
+        await way_back.check_covers(self._back.source, self._reverse, tables, is_made=is_made)
 
     async def check_copied(self, low_lsn: int) -> None:
         """Refuse tables of which the target does not have all, as `refusals` does; no copy runs since the fence.

@@ -20,6 +20,7 @@ from psycopg import conninfo, sql
 
 from parapply import connect
 from parapply.cutover.fence import few
+from parapply.cutover.pooler import without_secrets
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.quoting import copyable, shown, shown_list, toml_string
 from parapply.source import refusals, slot
@@ -314,10 +315,20 @@ def config_text(forward: Config, *, is_filtering: bool) -> str:
         },
         "apply": {"workers": forward.apply.workers, "commit_order": forward.apply.commit_order},
     }
+    if (settings := forward.cutover).poolers:
+        source: dict[str, Any] = conninfo.conninfo_to_dict(forward.source.login.dsn)
+        values["cutover"] = {
+            "poolers": [without_secrets(one.get_secret_value()) for one in settings.poolers],
+            "pooler_databases": list(settings.pooler_databases or [source.get("dbname", "")]),
+            "pooler_files": list(settings.pooler_files),
+            "pause_timeout_s": settings.pause_timeout_s,
+        }
+    hooked = settings.holds_clients
     head = [
         f"# The way back of slot {forward.source.slot}: from the target to the source.",
         "# Look at both roles: source.dsn's needs REPLICATION, target.dsn's writes to the tables of the old source.",
         "# Passwords belong into ~/.pgpass, where no password_command prints them.",
+        *(["# Look at [cutover], also: pooler_target, and the commands of this direction."] if hooked else []),
     ]
     for section, pairs in values.items():
         head += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in pairs.items())]
@@ -332,10 +343,8 @@ def _toml(value: Any) -> str:  # noqa: ANN401  what a configuration holds
 
 def _way_in(login: Login) -> dict[str, str]:
     """Return the keys of an end, without its password."""
-    parts: dict[str, Any] = conninfo.conninfo_to_dict(login.dsn)
-    parts.pop("password", None)
     command = {} if login.command is None else {"password_command": str(login.command)}
-    return {"dsn": conninfo.make_conninfo(**parts), **command}
+    return {"dsn": without_secrets(login.dsn), **command}
 
 
 def print_reverse(forward: Config) -> int:

@@ -20,7 +20,7 @@ from parapply.target.state.schema import in_schema, lsn_text, state_rows
 from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from parapply.target.session.settings import Connection
 
@@ -38,8 +38,11 @@ SHOWN: Final = f"""
 SELECT c.step, c.step_at::text AS step_at, c.begun_at::text AS begun_at, c.reverse_slot, c.fence,
        c.fence_lsn::text AS fence_lsn, c.takeover_lsn::text AS takeover_lsn, c.fenced_at::text AS fenced_at,
        c.opened_at::text AS opened_at, c.fenced_at IS NOT NULL AS is_fenced,
+       ARRAY(SELECT DISTINCT (one.value ->> 'database') || ' at ' || (one.value ->> 'dsn')
+               FROM pg_catalog.jsonb_array_elements(c.poolers) AS one ORDER BY 1) AS paused,
        EXTRACT(epoch FROM pg_catalog.clock_timestamp() - c.step_at)::float8 AS step_s,
-       EXTRACT(epoch FROM COALESCE(c.opened_at, pg_catalog.clock_timestamp()) - c.fenced_at)::float8 AS gap_s,
+       EXTRACT(epoch FROM COALESCE(c.opened_at, pg_catalog.clock_timestamp())
+                          - COALESCE(c.paused_at, c.fenced_at))::float8 AS gap_s,
        EXISTS (SELECT FROM pg_catalog.pg_locks AS l WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
                   AND l.classid::bigint = {lease.CUTOVER_LOCK_CLASS} AND l.objid::bigint = c.slot_id
                   AND l.database = (SELECT oid FROM pg_catalog.pg_database
@@ -49,8 +52,18 @@ SELECT c.step, c.step_at::text AS step_at, c.begun_at::text AS begun_at, c.rever
 _COLUMNS: Final = (
     "step, reverse_slot, made_slot, made_publication, fence, opens, fence_lsn::text, takeover_lsn::text,"
     " EXTRACT(epoch FROM pg_catalog.clock_timestamp() - fenced_at)::float8,"
-    " EXTRACT(epoch FROM opened_at - fenced_at)::float8"
+    " EXTRACT(epoch FROM opened_at - COALESCE(paused_at, fenced_at))::float8, poolers::text, commands, command"
 )
+
+
+class PausedPooler(msgspec.Struct, frozen=True, kw_only=True):
+    """A database of a pooler that may be paused."""
+
+    dsn: str  # of its console, without a password
+    database: str  # as clients name it there
+    file: str  # that is rewritten; empty: none
+    led_to: tuple[str, int, str]  # before: host, empty for a socket of its default directory; port; name there
+    words: dict[str, str | None] = {}  # of the file's line before, where it is rewritten; None: it had none
 
 
 class Cutover(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +78,10 @@ class Cutover(msgspec.Struct, frozen=True, kw_only=True):
     fence_lsn: int | None  # of the source; after the end of its last writer
     takeover_lsn: int | None  # of the target; what commits after it is sent the way back
     fenced_s: float | None  # since the fence
-    gap_s: float | None  # from the fence until the target was opened
+    gap_s: float | None  # from the fence, or the pause before it, until the target was opened
+    poolers: tuple[PausedPooler, ...] = ()  # noted before they are paused, and until they are resumed
+    commands: tuple[str, ...] = ()  # the operator's that have run and were not taken back
+    command: str = ""  # the one that runs, or was interrupted
 
     @property
     def is_done(self) -> bool:
@@ -98,7 +114,8 @@ async def read(conn: Connection, schema: str, slot_id: int) -> Cutover | None:
     found = await state_rows(conn, schema, "reading the cut-over", query, [slot_id])
     if not found:
         return None
-    step, reverse, made_slot, made_publication, fence, opens, fence_lsn, takeover_lsn, fenced_s, gap_s = found[0]
+    step, reverse, made_slot, made_publication, fence, opens, fence_lsn, takeover_lsn, fenced_s, gap_s, *more = found[0]
+    poolers, ran, command = more
     return Cutover(
         step=CutoverStep(step),
         reverse_slot=reverse,
@@ -110,6 +127,9 @@ async def read(conn: Connection, schema: str, slot_id: int) -> Cutover | None:
         takeover_lsn=parse_lsn(takeover_lsn) if takeover_lsn else None,
         fenced_s=fenced_s,
         gap_s=gap_s,
+        poolers=msgspec.json.decode(poolers, type=tuple[PausedPooler, ...]),
+        commands=tuple(ran),
+        command=command,
     )
 
 
@@ -168,9 +188,32 @@ async def enter(  # noqa: PLR0913  what a step leaves
         )
 
 
+async def note_poolers(conn: Connection, schema: str, slot_id: int, poolers: Sequence[PausedPooler]) -> None:
+    """Note the poolers that may be paused from now on, all of them; the first time is taken."""
+    query = (
+        "UPDATE {s}.cutovers SET poolers = $2::jsonb,"
+        " paused_at = CASE poolers WHEN '[]' THEN pg_catalog.clock_timestamp() ELSE paused_at END"
+        " WHERE slot_id = $1::int"
+    )
+    values = [slot_id, msgspec.json.encode(poolers).decode()]
+    await state_rows(conn, schema, "noting the poolers that are paused", query, values)
+
+
+async def note_commands(conn: Connection, schema: str, slot_id: int, ran: Sequence[str], command: str) -> None:
+    """Note the commands of the operator's that have run, and the one that begins or was interrupted; or empty."""
+    query = "UPDATE {s}.cutovers SET commands = $2::text[], command = $3 WHERE slot_id = $1::int"
+    await state_rows(conn, schema, "noting a command", query, [slot_id, list(ran), command])
+
+
+async def note_opened(conn: Connection, schema: str, slot_id: int) -> None:
+    """Note that nothing keeps writers from the target any longer."""
+    query = "UPDATE {s}.cutovers SET opens = '' WHERE slot_id = $1::int"
+    await state_rows(conn, schema, "noting that the fence was lifted", query, [slot_id])
+
+
 async def unfence(conn: Connection, schema: str, slot_id: int) -> None:
     """Note that writers were let in on the source again."""
-    query = "UPDATE {s}.cutovers SET fenced_at = NULL WHERE slot_id = $1::int"
+    query = "UPDATE {s}.cutovers SET fenced_at = NULL, paused_at = NULL WHERE slot_id = $1::int"
     await state_rows(conn, schema, "noting that the fence was lifted", query, [slot_id])
 
 

@@ -1,4 +1,4 @@
--- The whole state schema, version 18. schema.py fills in its name, and comments.py has the comments on its objects.
+-- The whole state schema, version 19. schema.py fills in its name, and comments.py has the comments on its objects.
 CREATE SCHEMA IF NOT EXISTS {s};
 CREATE TABLE {s}.schema_version (
     version int NOT NULL,
@@ -235,6 +235,10 @@ CREATE TABLE {s}.cutovers (
     fence_lsn pg_lsn,
     takeover_lsn pg_lsn,
     begun_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    poolers jsonb NOT NULL DEFAULT '[]',
+    commands text[] NOT NULL DEFAULT '{{}}',
+    command text NOT NULL DEFAULT '',
+    paused_at timestamptz,
     fenced_at timestamptz,
     opened_at timestamptz,
     step_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp());
