@@ -1,4 +1,4 @@
--- The whole state schema, version 18. schema.py fills in its name, and comments.py has the comments on its objects.
+-- The whole state schema, version 19. schema.py fills in its name, and comments.py has the comments on its objects.
 CREATE SCHEMA IF NOT EXISTS {s};
 CREATE TABLE {s}.schema_version (
     version int NOT NULL,
@@ -34,6 +34,9 @@ CREATE TABLE {s}.slots (
     copies_only bool NOT NULL DEFAULT false,
     reading text NOT NULL DEFAULT '',
     limits jsonb,  -- as the daemon sees them, for people
+    source_started_at timestamptz,
+    heal_lsn pg_lsn,
+    healed_at timestamptz,
     UNIQUE (slot_name, system_identifier)
 ) WITH (fillfactor = 50);
 CREATE TABLE {s}.applied (
