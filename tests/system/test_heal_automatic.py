@@ -12,7 +12,7 @@ import pytest
 from parapply import failpoints
 from tests.fixtures.databases import create_database
 from tests.fixtures.fan import make_slot
-from tests.fixtures.plain import check_equal, commit_each, plain_route
+from tests.fixtures.plain import check_equal, commit_each, foreign_transaction, plain_route
 
 if TYPE_CHECKING:
     from tests.fixtures.daemon import Daemon, RunCommand, StartDaemon
@@ -103,6 +103,26 @@ def test_f1_a_daemon_killed_in_the_middle_goes_on(route: Route, start_daemon: St
     again = start_daemon(route, settings=_HEALS)
     again.wait_for_event("heal_done")
     commit_each(route.source, 20, 29)
+    again.wait_caught_up()
+    check_equal(route)
+
+
+def test_a_daemon_that_waits_for_the_snapshot_shows_it_and_ends_in_order(
+    route: Route, start_daemon: StartDaemon, run_command: RunCommand
+) -> None:
+    """A transaction of the publisher holds the heal up; the state says so, and SIGTERM ends the daemon all the same."""
+    daemon = start_daemon(route)
+    _served(daemon, route)
+    daemon.stop()
+    _drop(route)
+    with foreign_transaction(route.source, "INSERT INTO item VALUES (30, 30)"):
+        held = start_daemon(route, settings=_HEALS)
+        held.wait_for_line("waiting for the publisher's snapshot")
+        shown = json.loads(run_command(route, "status", "--json").stdout)
+        assert (shown["state"], shown["is_daemon_connected"]) == ("healing", True)
+        held.stop()
+    again = start_daemon(route, settings=_HEALS)
+    again.wait_for_event("heal_done")
     again.wait_caught_up()
     check_equal(route)
 
