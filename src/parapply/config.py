@@ -105,6 +105,9 @@ RETENTION_BYTES = 10 * 1024 * 1024 * 1024
 #: Bytes of changes that all slots of a process hold in memory together: four times one slot's.
 FLEET_MEMORY_LIMIT_BYTES = 1024 * 1024 * 1024
 
+#: Rows that a heal copies or deletes at most: minutes, and a few hundred megabytes of keys in memory.
+HEAL_LIMIT_ROWS = 1_000_000
+
 #: Seconds that changes are held back at most: the publisher keeps the WAL of all of them.
 DELAY_LIMIT_S = 7 * 86_400.0
 
@@ -194,6 +197,8 @@ class SourceConfig(_End, frozen=True):
     receive_timeout_s: Interval = RECEIVE_TIMEOUT_S
     retained_wal_limit_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
     on_retained_wal: Literal["warn", "pause_copy", "drop_slot"] = "warn"
+    on_lost_slot: Literal["stop", "heal"] = "stop"
+    heal_limit_rows: Annotated[int, Meta(ge=0, le=1 << 50)] = HEAL_LIMIT_ROWS
     reconnect_min_s: Interval = RECONNECT_MIN_S
     reconnect_max_s: Interval = RECONNECT_MAX_S
 
@@ -202,6 +207,10 @@ class SourceConfig(_End, frozen=True):
         super().__post_init__()
         if self.reconnect_min_s > self.reconnect_max_s:
             raise ValueError("reconnect_min_s must not be above reconnect_max_s")
+        if self.on_lost_slot == "heal" and self.origin == "none":
+            raise ValueError(
+                'on_lost_slot must be "stop" with origin = "none": rows of clients of the target would be deleted'
+            )
         if 0 < self.decoding_memory_bytes < _DECODING_MEMORY_FLOOR_BYTES:
             raise ValueError(f"decoding_memory_bytes must be 0 or at least {_DECODING_MEMORY_FLOOR_BYTES}")
 
@@ -468,6 +477,9 @@ def config_of(layers: Layers, required: Collection[str] = tuple(REQUIRED)) -> Co
         for key in REQUIRED
         if layers.is_read and key in required and not config_layers.first_value(layers.trees, key.split("."))
     ]
+    source, apply = sections["source"], sections["apply"]
+    if source is not None and apply is not None and source.on_lost_slot == "heal" and apply.delay_s:
+        errors.append('source.on_lost_slot: must be "stop" with apply.delay_s, because a heal brings the newest rows')
     ddl, mapping = sections["ddl"], sections["mapping"]
     if ddl is not None and mapping is not None and ddl.apply and not mapping.is_empty:
         errors.append("mapping: must be empty with ddl.apply, whose commands name tables as the publisher does")

@@ -6,6 +6,7 @@
 | ProtocolError    | 3    | never     | a bug or a server newer than this program: report it |
 | SourceRefused    | 3    | never     | wrong cluster, a privilege is missing: see the hint  |
 | SlotLost         | 3    | never     | slot lost, or a gap: the operator heals it           |
+| SlotGone         | 3    | never     | the same, or the daemon heals it if it may           |
 | SourceLost       | 3    | reconnect | none: the daemon reconnects with back-off            |
 | SlotBusy         | 3    | reconnect | another reader holds the slot                        |
 | StreamLeft       | 3    | reconnect | none: both ends are opened again at once             |
@@ -96,6 +97,10 @@ class SourceRefused(ParapplyError):
 
 class SlotLost(SourceRefused):
     """The slot cannot give changes that the target lacks."""
+
+
+class SlotGone(SlotLost):
+    """The slot was dropped or invalidated, and nothing says that the publisher lacks what the target has."""
 
 
 class SourceLost(ParapplyError):

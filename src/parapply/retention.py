@@ -20,7 +20,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply import connect
-from parapply.errors import SlotBusy, SlotLost
+from parapply.errors import SlotBusy, SlotGone
 from parapply.model import format_lsn
 from parapply.source import refusals, slot
 from parapply.target.session import lease
@@ -77,7 +77,7 @@ async def look(conn: slot.Connection, slot_name: str) -> tuple[slot.SlotFacts | 
     return await slot.read_slot(conn, slot_name), flush_lsn
 
 
-async def give_up(config: Config) -> SlotLost | None:
+async def give_up(config: Config) -> SlotGone | None:
     """Drop the slot if it still keeps more WAL than the limit, and return the error that says what is lost.
 
     The caller has closed its sessions, and holds no lock of the slot.
@@ -108,7 +108,7 @@ async def give_up(config: Config) -> SlotLost | None:
         if (facts.slot.confirmed_flush_lsn or 0) > found.low_lsn:
             return None
         await slot.drop_slot(ends.source, name)
-        lost = SlotLost(
+        lost = SlotGone(
             f"slot {name!r} was dropped: {limit.words(kept_bytes)}. All that committed on the publisher after"
             f" {format_lsn(found.low_lsn)} is missing on the target",
             hint=_HINT,

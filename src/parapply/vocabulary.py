@@ -63,6 +63,7 @@ class DaemonState(StrEnum):
     RUNNING = "running"
     RETRYING = "retrying"  # the target refuses, or a batch fails again and again
     RECONNECTING = "reconnecting"
+    HEALING = "healing"  # the slot is lost: the daemon makes another one and copies what differs
     DRAINING = "draining"  # it reads no more, and finishes what it has
     STOPPED = "stopped"  # only in the state tables: without the daemon nothing else says so
     LOST = "lost"  # the same, and the slot cannot give changes that the target lacks: `parapply heal`

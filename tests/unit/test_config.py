@@ -181,6 +181,15 @@ def test_bounds(override: str) -> None:
     assert lines[0].startswith(override.partition(".")[0])
 
 
+@pytest.mark.parametrize(
+    ("other", "key"), [("source.origin=none", "source"), ("apply.delay_s=1", "source.on_lost_slot")]
+)
+def test_a_heal_by_the_daemon_excludes_what_it_would_break(other: str, key: str) -> None:
+    """Rows of the target's own clients, and rows that are held back, would be lost or come too early."""
+    (line,) = errors_of("source.on_lost_slot=heal", other)
+    assert line.startswith(f"{key}: on_lost_slot must be" if key == "source" else f"{key}: must be")
+
+
 def test_secrets_never_print() -> None:
     """No representation, dump or error shows a connection string, whichever way it was wrong."""
     uri = f"postgresql://u:{SECRET}@h/db"

@@ -28,7 +28,7 @@ KEYS: Final = frozenset({
     "n_changes", "n_ranges", "n_in_order", "attempts", "dropped", "number", "tag", "file", "setting", "settings",
     "value", "host", "pid", "port", "part", "tasks", "is_synchronous", "holder", "mode", "role", "session",
     "application_name", "xact_start", "query_start", "until_lsn", "until_time", "databases", "added", "removed",
-    "exit_code", "retained_bytes", "limit_bytes", "action",
+    "exit_code", "retained_bytes", "limit_bytes", "action", "report", "n_rows",
 })  # fmt: skip
 _LEVELS = {"debug", "info", "warning", "error", "exception"}
 

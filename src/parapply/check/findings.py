@@ -72,6 +72,8 @@ class Code(StrEnum):
     STATE_SCHEMA = "state_schema"
     TWO_PHASE = "two_phase"
     TWO_PHASE_FEWER = "two_phase_fewer"
+    HEAL_SELECT = "heal_select"
+    HEAL_TEMPORARY = "heal_temporary"
     TARGET_CONNECTIONS = "target_connections"
     ORIGINS_NEEDED = "origins_needed"
     ORIGINS_MISSING = "origins_missing"

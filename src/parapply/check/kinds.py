@@ -164,6 +164,14 @@ KINDS: Final[Mapping[Code, Kind]] = {
         " wait",
         "set max_prepared_transactions on the target to at least the publisher's, and restart it",
     ),
+    Code.HEAL_SELECT: Kind(
+        _S, _WARNING, 'source.on_lost_slot is "heal", and a heal reads the published tables',
+        "grant it: config/roles/publisher.sql does for all tables",
+    ),
+    Code.HEAL_TEMPORARY: Kind(
+        _T, _WARNING, 'source.on_lost_slot is "heal", and a heal brings rows through temporary tables',
+        "grant it, or the daemon stops where the slot is lost",
+    ),
     Code.TARGET_CONNECTIONS: Kind(
         _T, _REFUSED, "the daemon opens apply.workers + 3 sessions at most",
         "raise max_connections or the limit of the role or database, or lower apply.workers", is_arguable=True,

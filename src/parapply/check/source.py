@@ -212,7 +212,9 @@ async def read_source(
     findings += _of_identities(identities)
     findings += _of_filters(filters, identities)
     if is_copy:
-        findings += _of_select(identities, server)
+        findings += _of_select(identities, server, Code.SOURCE_SELECT)
+    elif config.source.on_lost_slot == "heal":
+        findings += _of_select(identities, server, Code.HEAL_SELECT)
     findings += _of_others(others, {each.name for each in identities}, facts.state_schemas, n_large)
     by_name = {(each.root_oid, each.name): each for each in identities}
     with source_errors("checking the published tables"):
@@ -449,13 +451,13 @@ def _columns(names: Sequence[str]) -> str:
     return ", ".join(sql.Identifier(name).as_string(None) for name in names)
 
 
-def _of_select(identities: Sequence[Identity], server: Server) -> Iterator[Finding]:
+def _of_select(identities: Sequence[Identity], server: Server, code: Code) -> Iterator[Finding]:
     role = sql.Identifier(server.role).as_string(None)
     # Rows of a partitioned table are read from its partitions.
     names = sorted({each.name for each in identities if not (each.may_select or each.is_partitioned)})
     for schema, table in names:
         yield Finding(
-            code=Code.SOURCE_SELECT, object=shown(schema, table),
+            code=code, object=shown(schema, table),
             found=f"role {role} may not read {shown(schema, table)}",
             fix=f"GRANT USAGE ON SCHEMA {sql.Identifier(schema).as_string(None)} TO {role};"
             f" GRANT SELECT ON {shown(schema, table)} TO {role};",

@@ -47,6 +47,8 @@ SELECT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_schema
   EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relname = 'schema_version')
 FROM pg_catalog.pg_namespace n WHERE n.nspname = $1"""
 
+_TEMPORARY: Final = "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY')"
+
 
 class TargetSide(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of the target as a server, just read."""
@@ -56,6 +58,7 @@ class TargetSide(msgspec.Struct, frozen=True, kw_only=True):
     n_origins: int
     may_make_origins: bool
     may_set_role: bool  # session_replication_role, to what is configured
+    may_make_temporary: bool  # tables
     state: tuple[tuple[bool, bool], ...]  # of the state schema if it exists: may be used and added to; has a version
     extensions: dict[str, str]  # version by name
     two_phase_error: str  # why prepared transactions cannot be applied; empty: they can, or need not
@@ -71,6 +74,7 @@ async def read_target(conn: Connection, config: Config) -> TargetSide:
         server = await read_server(conn)
         ((n_origins, may_make_origins),) = await read_rows(conn, _ORIGINS, [list(origins.FUNCTIONS)])
         state = await read_rows(conn, _STATE, [config.target.state_schema])
+        ((may_make_temporary,),) = await read_rows(conn, _TEMPORARY)
         may_set_role = await may_take_role(conn, config.target.session_replication_role)
         extensions = dict(await read_rows(conn, "SELECT extname::text, extversion FROM pg_catalog.pg_extension"))
     two_phase_error = ""
@@ -81,7 +85,8 @@ async def read_target(conn: Connection, config: Config) -> TargetSide:
             two_phase_error = str(error)
     return TargetSide(
         server=server, announced_pid=conn.info.backend_pid, n_origins=n_origins, may_make_origins=may_make_origins,
-        may_set_role=may_set_role, state=tuple(state), extensions=extensions, two_phase_error=two_phase_error,
+        may_set_role=may_set_role, may_make_temporary=may_make_temporary, state=tuple(state), extensions=extensions,
+        two_phase_error=two_phase_error,
     )  # fmt: skip
 
 
@@ -101,6 +106,16 @@ def findings_of_target(target: TargetSide, config: Config, source: SourceSide) -
         )
     findings += _of_state(config, server, target.state)
     findings += _of_two_phase(config, source.server, target)
+    if config.source.on_lost_slot == "heal" and not target.may_make_temporary:
+        database = sql.Identifier(server.database).as_string(None)
+        findings.append(
+            Finding(
+                code=Code.HEAL_TEMPORARY,
+                object=role,
+                found=f"role {role} may not make temporary tables",
+                fix=f"GRANT TEMPORARY ON DATABASE {database} TO {role};",
+            )
+        )
     findings += _of_room(config, server)
     findings += _of_origins(config, server, target.n_origins, may_make_origins=target.may_make_origins)
     findings += _of_locale(source.server, server)

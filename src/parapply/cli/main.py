@@ -319,6 +319,7 @@ def run(*, until: Until | None, takeover: bool, **options: Any) -> int:  # noqa:
     driver_versions.tell_own()
     read = _load_all if options["database"] is None else _load
     found = read(options)
+    from parapply.cli.healing import heal_lost  # noqa: PLC0415
     from parapply.config_fleet import Fleet, one_of  # noqa: PLC0415
     from parapply.errors import ConfigError  # noqa: PLC0415
     from parapply.model import Until  # noqa: PLC0415
@@ -333,10 +334,12 @@ def run(*, until: Until | None, takeover: bool, **options: Any) -> int:  # noqa:
     if isinstance(found, Fleet):
         from parapply.runtime import fleet  # noqa: PLC0415
 
-        return fleet.run(found, load_again, until or Until(), takeover=takeover)
+        return fleet.run(found, load_again, until or Until(), takeover=takeover, heal=heal_lost)
     from parapply.runtime import daemon  # noqa: PLC0415
 
-    return daemon.run(found, lambda: one_of(load_again(), options["database"]), until or Until(), takeover=takeover)
+    return daemon.run(
+        found, lambda: one_of(load_again(), options["database"]), until or Until(), takeover=takeover, heal=heal_lost
+    )
 
 
 @cli.command(

@@ -52,15 +52,25 @@ class Bar:
         has_bytes: bool = True,
         clock: Callable[[], float] = time.monotonic,
         listener: Callable[[CopyProgress], None] | None = None,
+        said: Callable[[str], None] | None = None,
     ) -> None:
-        """Show nothing yet; without bytes only rows are shown; a listener hears about once a second, and at the end."""
+        """Show nothing yet.
+
+        Args:
+            doing: a word for it.
+            has_bytes: False: only rows are shown.
+            clock: seconds.
+            listener: gets the figures about once a second, and at the end.
+            said: gets all lines, and nothing is printed.
+        """
+        self._said = said
         self._listener = listener
         self._heard_s = 0.0
         self._doing = doing
         self._has_bytes = has_bytes
         self._clock = clock
         # rich takes a tenth of a second to import, and output to a log does not need it.
-        self._progress = _terminal_progress() if sys.stderr.isatty() else None
+        self._progress = _terminal_progress() if said is None and sys.stderr.isatty() else None
         self._task = self._progress.add_task(doing, total=None, figures="") if self._progress else None
         self.rows = 0
         self.size_bytes = 0
@@ -117,7 +127,9 @@ class Bar:
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
-        if self._progress:
+        if self._said is not None:
+            self._said(line)
+        elif self._progress:
             self._progress.console.print(line, highlight=False, markup=False)
         else:
             click.echo(line)
@@ -142,7 +154,11 @@ class Bar:
         names = [printable(name) for name in self._tables]
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         now = f"; now {', '.join(names[:_MOST_NAMES])}{more}" if names else ""
-        click.echo(f"{self._doing}: {share:.0%}, {figures.replace('  ', ', ')}{left}{now}", err=True)
+        line = f"{self._doing}: {share:.0%}, {figures.replace('  ', ', ')}{left}{now}"
+        if self._said is not None:
+            self._said(line)
+        else:
+            click.echo(line, err=True)
 
     def _done_pages(self) -> float:
         # Rows of parts under way count as the pages they fill by the publisher's own estimate.

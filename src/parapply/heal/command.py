@@ -35,13 +35,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 import msgspec
 from psycopg import sql
 
 from parapply import connect, failpoints
+from parapply.config import HEAL_LIMIT_ROWS
 from parapply.continuity import kept_without_copy
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
@@ -59,18 +61,16 @@ from parapply.source import ddl_queue, late_tables, refusals, slot
 from parapply.target.catalogue.facts import look_for_foreign_code
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.state import commands, copies, cutovers, heals
-from parapply.vocabulary import CopyState
+from parapply.vocabulary import CopyState, DaemonState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parapply.config import Config
     from parapply.copy.snapshot import SourceSnapshot
     from parapply.plan.copy_starts import Name
-    from parapply.target.state.slots import SlotState
+    from parapply.source.refusals import KnownPosition
 
-#: Rows that are copied or deleted without being asked for more: minutes, and a few hundred megabytes of keys in memory.
-MAX_ROWS: Final = 1_000_000
 #: Seconds to wait for who follows the target in a two-way pair.
 _FOLLOW_S: Final = 60.0
 _POLL_S: Final = 0.1
@@ -82,9 +82,26 @@ class HealOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to heal."""
 
     is_dry: bool = False
-    max_rows: int = MAX_ROWS
+    is_by_daemon: bool = False
+    max_rows: int = HEAL_LIMIT_ROWS
     whole: tuple[str, ...] = ()  # schema.table: emptied and copied
     connections: int = 4  # on each side
+
+
+class Voice(NamedTuple):
+    """Receivers of lines for people."""
+
+    say: Callable[[str], None]
+    warn: Callable[[str], None]
+    progress: Callable[[str], None] | None = None  # None: a bar on a terminal, else as `Bar` does
+
+
+class HealOutcome(NamedTuple):
+    """The end of a heal; of a dry run nothing was done."""
+
+    n_different: int  # tables
+    n_rows: int  # copied
+    start_lsn: int  # of the new slot
 
 
 class _Tables(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,20 +126,56 @@ def heal(config: Config, options: HealOptions) -> int:
 
 async def _heal(config: Config, options: HealOptions) -> int:
     async with connect.open_both(config, "heal") as ends:
-        facts = await slot.inspect(ends.source, config.source.slot)
-        await slot.check_publications(ends.source, config.source.publications)
-        found = await connect.known_state(config, ends.target, facts.system_identifier)
-        if found is None:
-            raise TargetRefused(
-                f"the target knows nothing of slot {config.source.slot!r}", hint="run `parapply init --copy`"
+        run = await begin(config, options, ends, Voice(click.echo, partial(click.echo, err=True)))
+        if run.lost is None:
+            raise SourceRefused(
+                f"slot {config.source.slot!r} gives all that the target lacks: it needs no healing",
+                hint="`parapply run` applies it; `parapply verify` compares rows, and `parapply refresh --table` copies"
+                " a table again",
             )
-        await _own(config, ends, found.slot_id)
-        run = _Run(config, options, ends, found.slot_id)
-        await run.check_lost(facts)
-        return await run.heal(await run.tables())
+        click.echo(printable(str(run.lost)))
+        outcome = await run.heal(await run.tables())
+    if options.is_dry:
+        return _DIFFERENT if outcome.n_different else 0
+    click.echo(
+        f"healed: slot {config.source.slot!r} begins at {format_lsn(outcome.start_lsn)}, where the target equals the"
+        f" publisher; {outcome.n_rows:,} rows were copied. Start the daemon: `parapply run`"
+    )
+    return 0
 
 
-async def _own(config: Config, ends: connect.Connections, slot_id: int) -> None:
+async def begin(
+    config: Config, options: HealOptions, ends: connect.Connections, voice: Voice, *, lease_wait_s: float = 0.0
+) -> HealRun:
+    """Take the locks of the slot, and look if it is lost.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: an end is not as it must be.
+        LeaseHeld: a daemon or another command works on the slot.
+    """
+    facts = await slot.inspect(ends.source, config.source.slot)
+    await slot.check_publications(ends.source, config.source.publications)
+    found = await connect.known_state(config, ends.target, facts.system_identifier)
+    if found is None:
+        raise TargetRefused(
+            f"the target knows nothing of slot {config.source.slot!r}", hint="run `parapply init --copy`"
+        )
+    await _own(config, ends, found.slot_id, lease_wait_s)
+    facts = await refusals.with_timeline(ends.source, facts, config.source.login)
+    # Read again: a daemon that has just ended may have applied more.
+    known = await connect.known_position(
+        ends.target, await connect.known_state(config, ends.target, facts.system_identifier)
+    )
+    lost: SlotLost | None = None
+    try:
+        two_phase = config.source.two_phase
+        await refusals.check(ends.source, facts, config.source.login, config.source.slot, known, two_phase=two_phase)
+    except SlotLost as error:
+        lost = error
+    return HealRun(config, options, ends, voice, SlotFound(found.slot_id, facts, known, lost))
+
+
+async def _own(config: Config, ends: connect.Connections, slot_id: int, wait_s: float) -> None:
     """Take both locks of the slot, and wait for sessions of who held them before.
 
     Raises:
@@ -130,7 +183,7 @@ async def _own(config: Config, ends: connect.Connections, slot_id: int) -> None:
         SourceRefused, SourceLost, TargetRefused, TargetLost: the target is cut over, or an end is away.
     """
     for lock_class in (lease.LOCK_CLASS, lease.COPY_LOCK_CLASS):
-        await lease.take_lease(ends.target, slot_id, 0, lock_class=lock_class)
+        await lease.take_lease(ends.target, slot_id, wait_s, lock_class=lock_class)
         await lease.fence(ends.target, slot_id, lambda _: None, lock_class=lock_class)
     await connect.check_back(config, ends.source, await slot.inspect(ends.source, config.source.slot))
     await cutovers.check_may_write(
@@ -138,41 +191,35 @@ async def _own(config: Config, ends: connect.Connections, slot_id: int) -> None:
     )
 
 
-class _Run:
-    """One command; the locks of the slot are held."""
+class SlotFound(NamedTuple):
+    """The slot as both ends know it."""
 
-    def __init__(self, config: Config, options: HealOptions, ends: connect.Connections, slot_id: int) -> None:
+    slot_id: int
+    facts: slot.SourceFacts
+    known: KnownPosition | None
+    lost: SlotLost | None  # why it is; None: it gives all that the target lacks
+
+
+class HealRun:
+    """One heal; the locks of the slot are held."""
+
+    def __init__(
+        self, config: Config, options: HealOptions, ends: connect.Connections, voice: Voice, found: SlotFound
+    ) -> None:
+        """Do nothing yet."""
         self._config = config
         self._options = options
         self._source, self._target = ends.source, ends.target
-        self._slot_id = slot_id
+        self._voice = voice
+        self.found = found
+        self._slot_id = found.slot_id
         self._name, self._schema = config.source.slot, config.target.state_schema
         self._login = config.source.login
-        self._timeline = 0
 
-    async def check_lost(self, facts: slot.SourceFacts) -> None:
-        """Refuse a slot that is not lost, and say why one is.
-
-        Raises:
-            SourceRefused: it gives all that the target lacks, or is not the publisher's that the target follows.
-            SourceLost, TargetRefused, TargetLost: an end cannot be asked.
-        """
-        facts = await refusals.with_timeline(self._source, facts, self._login)
-        self._timeline = facts.timeline
-        # Read again: a daemon that has just ended may have applied more.
-        found: SlotState | None = await connect.known_state(self._config, self._target, facts.system_identifier)
-        known = await connect.known_position(self._target, found)
-        is_two_phase = self._config.source.two_phase
-        try:
-            await refusals.check(self._source, facts, self._login, self._name, known, two_phase=is_two_phase)
-        except SlotLost as error:
-            click.echo(printable(str(error)))
-            return
-        raise SourceRefused(
-            f"slot {self._name!r} gives all that the target lacks: it needs no healing",
-            hint="`parapply run` applies it; `parapply verify` compares rows, and `parapply refresh --table` copies a"
-            " table again",
-        )
+    @property
+    def lost(self) -> SlotLost | None:
+        """Return why the slot is lost, None if it is not."""
+        return self.found.lost
 
     async def tables(self) -> _Tables:
         """Return the tables to compare; refuse those that cannot be compared or written.
@@ -220,13 +267,15 @@ class _Run:
             for table in here:
                 await look_for_foreign_code(self._target, *table.full_name, table.filled, role=role)
 
-    async def heal(self, tables: _Tables) -> int:
+    async def heal(self, tables: _Tables) -> HealOutcome:
         """Do all from the snapshots on; errors as `heal`."""
         shapes = await on_target.shapes(self._target, [table.here() for table in tables.compared])
         async with AsyncExitStack() as stack:
             readers = await self._target_readers(stack)
             await self._until_followed(tables.compared)
-            click.echo("waiting for the publisher's snapshot: transactions that run there must end, prepared ones too")
+            self._voice.say(
+                "waiting for the publisher's snapshot: transactions that run there must end, prepared ones too"
+            )
             snapshot = await stack.enter_async_context(snapshots.exported(self._login, None))
             marks = await check_unchanged(self._config, tables.compared, snapshot, None)
             plans = await self._compare(readers, snapshot, tables)
@@ -235,7 +284,7 @@ class _Run:
             self._check_budget(left)
             await self._warn_of_commands()
             if self._options.is_dry:
-                return _DIFFERENT if left else 0
+                return HealOutcome(len(left), 0, 0)
             whole = [plan.table for plan in left if plan.why_whole]
             await on_target.check_access(
                 self._target, [table.here() for table in whole], emptied=[table.here() for table in whole]
@@ -247,11 +296,7 @@ class _Run:
             n_rows += await self._copy_whole(whole, snapshot, shapes, is_listed=tables.known.is_listed)
             failpoints.probe(failpoints.HEAL_DONE)
             await self._finish(tables, snapshot, marks)
-        click.echo(
-            f"healed: slot {self._name!r} begins at {format_lsn(snapshot.lsn)}, where the target equals the publisher;"
-            f" {n_rows:,} rows were copied. Start the daemon: `parapply run`"
-        )
-        return 0
+        return HealOutcome(len(left), n_rows, snapshot.lsn)
 
     # -- the snapshots, and what they show
 
@@ -314,7 +359,7 @@ class _Run:
             with settings.target_errors("comparing"):
                 await before_tables(target)
             named = {table.oid for table in tables.compared if table.text in self._options.whole}
-            with Bar("comparing", has_bytes=False) as bar:
+            with Bar("comparing", has_bytes=False, said=self._voice.progress) as bar:
                 pages = sum(leaf.pages for table in tables.compared for leaf in table.leaves)
                 bar.begin(len(tables.compared), 2 * pages, 0)
                 comparison = TableComparison(source, target, max_rows=self._options.max_rows, bar=bar)
@@ -328,9 +373,9 @@ class _Run:
 
     def _say(self, tables: _Tables, left: Sequence[HealPlan]) -> None:
         for line in tables.left:
-            click.echo(printable(line))
+            self._voice.say(printable(line))
         n_rows = sum(plan.n_rows for plan in left)
-        click.echo(f"{len(left)} of {len(tables.compared)} tables differ; {n_rows:,} rows to copy or delete")
+        self._voice.say(f"{len(left)} of {len(tables.compared)} tables differ; {n_rows:,} rows to copy or delete")
 
     def _check_budget(self, left: Sequence[HealPlan]) -> None:
         """Refuse more rows than are allowed.
@@ -342,8 +387,10 @@ class _Run:
         if n_rows > self._options.max_rows:
             raise TargetRefused(
                 f"{'more than ' * any(plan.is_cut for plan in left)}{n_rows:,} rows are to be copied or deleted, and"
-                f" --max-rows is {self._options.max_rows:,}: nothing was changed",
-                hint="raise --max-rows; where most rows of a table differ, name it with --whole too",
+                f" {'source.heal_limit_rows' if self._options.is_by_daemon else '--max-rows'} is"
+                f" {self._options.max_rows:,}: nothing was changed",
+                hint="`parapply heal` with a larger --max-rows; where most rows of a table differ, name it with"
+                " --whole too",
             )
 
     async def _warn_of_commands(self) -> None:
@@ -353,10 +400,9 @@ class _Run:
             return
         noted, _ = await commands.noted(self._target, self._schema, self._slot_id)
         if missed := sorted(await ddl_queue.numbers(self._source) - noted):
-            click.echo(
+            self._voice.warn(
                 f"warning: {len(missed)} commands of parapply.ddl_queue, from number {missed[0]} on, were not run here"
-                " by this slot, and will not be: do on the target what they do, where it was not done",
-                err=True,
+                " by this slot, and will not be: do on the target what they do, where it was not done"
             )
 
     # -- from here on something is changed
@@ -365,11 +411,18 @@ class _Run:
         await prepared.check_may_end(self._target, self._slot_id)
         facts = await slot.inspect(self._source, self._name)
         refusals.check_own_and_idle(facts)
-        await heals.begin(self._target, self._schema, self._slot_id)
+        await heals.begin(
+            self._target,
+            self._schema,
+            self._slot_id,
+            source_lsn=snapshot.lsn,
+            source_started_us=facts.started_us,
+            state=DaemonState.HEALING if self._options.is_by_daemon else DaemonState.LOST,
+        )
         held = [gid for gid, _ in (await prepared.pending(self._target, self._slot_id)).values()]
         await prepared.roll_back(self._target, held)
         if held:
-            click.echo(f"target: {len(held)} prepared transactions rolled back; the copy has what became of them")
+            self._voice.say(f"target: {len(held)} prepared transactions rolled back; the copy has what became of them")
         failpoints.probe(failpoints.HEAL_BEGUN)
         if facts.slot is not None:
             await slot.drop_slot(self._source, self._name)
@@ -396,7 +449,7 @@ class _Run:
             for plan in plans:
                 checks_code = self._config.target.apply_as == "owner"
                 n_rows += await repair(reader, writer, plan, checks_code=checks_code)
-                click.echo(f"{printable(plan.table.shown)}: repaired")
+                self._voice.say(f"{printable(plan.table.shown)}: repaired")
         with suppress(ParapplyError):
             await writers.release_origins(self._target, 1)
         return n_rows
@@ -409,7 +462,7 @@ class _Run:
         oids = {table.full_name: table.oid for table in tables}
         await copies.add(self._target, self._schema, self._slot_id, oids, is_listed=is_listed)
         await copies.begin(self._target, self._schema, self._slot_id, list(oids), snapshot.lsn)
-        with Bar() as bar:
+        with Bar(said=self._voice.progress) as bar:
             how = LoadOptions(connections=self._options.connections)
             load = CopyLoad(self._config, self._slot_id, self._target, how, shapes=shapes, watcher=bar)
             await load.run(tables, snapshot)
@@ -434,7 +487,7 @@ class _Run:
                     schema,
                     slot_id,
                     lsn=snapshot.lsn,
-                    timeline=self._timeline,
+                    timeline=self.found.facts.timeline,
                     publications=self._config.source.publications,
                     source_oids=oids.values(),
                 )

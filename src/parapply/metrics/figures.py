@@ -62,7 +62,7 @@ class TableFigures:
 
 
 class Figures:
-    """Written by `runtime`: by the meter, the conflict handler (conflicts), intervals and the daemon (reconnects)."""
+    """Written by `runtime`: by the meter, the conflict handler (conflicts), intervals and the daemon (its last two)."""
 
     def __init__(self) -> None:
         """Start at 0."""
@@ -84,6 +84,7 @@ class Figures:
             dict.fromkeys(product(table.CONFLICT_TYPES, table.OUTCOMES), 0)
         )
         self.reconnects: Counter[str] = Counter(dict.fromkeys(table.ENDS, 0))
+        self.heals = 0
         self.batch_transactions = Histogram(table.BATCH_TRANSACTIONS)
         self.batch_changes = Histogram(table.BATCH_CHANGES)
         self.batch_bytes = Histogram(table.BATCH_BYTES)
@@ -129,6 +130,7 @@ class Figures:
             table.CONFLICTS: {key: float(n) for key, n in self.conflicts.items()},
             table.TABLE_CONFLICTS: {},
             table.RECONNECTS: _by_one(self.reconnects),
+            table.HEALS: {(): self.heals},
             table.STAGE_SECONDS: {(stage,): getattr(stages, f"{stage}_s") for stage in table.STAGES},
             table.ROWS: {},
             table.TABLE_TRANSACTIONS: {},

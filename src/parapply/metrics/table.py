@@ -200,6 +200,7 @@ TABLE_CONFLICTS: Final = Metric(
 RECONNECTS: Final = Metric(
     "parapply_reconnects_total", "counter", "Attempts to connect after an end was lost, by that end.", ("end",)
 )
+HEALS: Final = Metric("parapply_heals_total", "counter", "Lost slots that the daemon has healed (source.on_lost_slot).")
 
 WORKERS: Final = Metric("parapply_workers", "gauge", "Workers by activity; none while an end is away.", ("state",))
 QUEUE_BATCHES: Final = Metric("parapply_queue_batches", "gauge", "Target transactions in hand, not committed.")
@@ -299,7 +300,7 @@ METRICS: Final = (
     ROWS, TABLE_TRANSACTIONS, TABLE_TARGET, TRANSACTIONS, BATCHES, COMMANDS, CHANGE_BYTES,
     BATCH_TRANSACTIONS, BATCH_CHANGES, BATCH_BYTES, BATCH_SECONDS,
     STAGE_SECONDS, WAITS, WAIT_SECONDS,
-    RETRIES, CONFLICTS, TABLE_CONFLICTS, RECONNECTS,
+    RETRIES, CONFLICTS, TABLE_CONFLICTS, RECONNECTS, HEALS,
     WORKERS, QUEUE_BATCHES, QUEUE_BYTES, QUEUE_LIMIT, READING, READING_PAUSED, THROTTLED,
     BLOCKED_SECONDS, SESSION_BLOCKED, STREAMS, SPILL_BYTES, SPILL_LIMIT, PREPARED, TABLES_WAITING, APPLYLOG_DROPPED,
     MIGRATION_STEP, MIGRATION_SECONDS, MIGRATION_DONE, MIGRATION_EXPECTED, MIGRATION_BYTES, MIGRATION_LEFT,

@@ -8,7 +8,7 @@ import os
 import time
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from parapply import __version__, logs, retention
 from parapply.applylog import ApplyLog, Retention
@@ -20,6 +20,7 @@ from parapply.errors import (
     LocksExhausted,
     ParapplyError,
     Retry,
+    SlotGone,
     SlotLost,
     SourceLost,
     SourceRefused,
@@ -47,6 +48,7 @@ from parapply.vocabulary import DaemonState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from typing import Any
 
     from parapply.blocked import BlockedSession
     from parapply.config import Config
@@ -56,6 +58,9 @@ if TYPE_CHECKING:
     from parapply.spill import SpillRoom
 
 _T = TypeVar("_T")
+#: Heals a lost slot, and returns where the new one begins and the rows that were copied; None: it is not lost any more.
+#: Given by the command line, because the daemon imports no command.
+Heal: TypeAlias = "Callable[[Config], Coroutine[Any, Any, tuple[int, int] | None]]"
 
 #: Objects made and not freed between two searches for cycles: a few full batches.
 _GC_ALLOCATIONS = 200_000
@@ -73,7 +78,7 @@ _STARTING_DELAY_S = 1.0
 _FAREWELL_S = 1.0
 
 
-def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: bool) -> int:
+def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: bool, heal: Heal) -> int:
     """Run until stopped.
 
     SIGTERM and SIGINT drain, a second one aborts. Both leave the target consistent: uncommitted changes are rolled
@@ -84,6 +89,7 @@ def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: b
         load: reads the layers of the configuration again, for SIGHUP; raises ConfigError.
         until: where to end.
         takeover: end another daemon's sessions on the target.
+        heal: for source.on_lost_slot = "heal".
 
     Returns:
         0, or the exit code of an error that no retry helps, if the log is for programs and so has it already.
@@ -94,7 +100,7 @@ def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: b
     logs.configure(config.log.level, config.log.format)
     calm_garbage_collector()
     try:
-        return asyncio.run(_alone(Reloader(config, load), until, takeover=takeover))
+        return asyncio.run(_alone(Reloader(config, load), until, takeover=takeover, heal=heal))
     except ParapplyError as error:
         if config.log.format == "console":
             raise
@@ -102,8 +108,8 @@ def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: b
         return error.exit_code
 
 
-async def _alone(reloader: Reloader, until: Until, *, takeover: bool) -> int:
-    host = Host(Signals(), Notifier())
+async def _alone(reloader: Reloader, until: Until, *, takeover: bool, heal: Heal) -> int:
+    host = Host(Signals(), Notifier(), heal=heal)
     host.signals.listen(stopping=lambda: host.notifier.stopping("draining"), reload=reloader.reload)
     return await Leader(reloader, until, host, takeover=takeover).run()
 
@@ -132,6 +138,7 @@ class Host(NamedTuple):
     share: Share | None = None  # None: all that the configuration allows
     spill_room: SpillRoom | None = None  # the same
     connector: Callable[[Config, Share], Connector] | None = None  # None: of a publisher
+    heal: Heal | None = None  # None: a lost slot ends the leader
 
 
 class Leader:
@@ -156,6 +163,7 @@ class Leader:
         connector = host.connector or partial(Connector, takeover=takeover)
         self._opener = connector(config, self._share)
         self._signals = host.signals
+        self._heal = host.heal
         self._delay_s = config.source.reconnect_min_s
         self._low_lsn: int | None = None
         self._has_served = False
@@ -252,7 +260,9 @@ class Leader:
             except ParapplyError as raised:
                 if self._signals.is_stop and raised.retry is Retry.RECONNECT:
                     return "stopped by a signal while an end was lost"
-                error = await self._given_up(raised) if isinstance(raised, WalLimitReached) else raised
+                error = await self._verdict(raised)
+                if error is None:
+                    continue
                 if not self._may_retry(error):
                     raise error from raised.__cause__
                 wait_s = self._next_wait_s(error, time.monotonic() - started_s)
@@ -260,6 +270,11 @@ class Leader:
                 del error  # its traceback holds the whole epoch, and this name would outlive the clause
             if await self._unless_ended(asyncio.sleep(wait_s, result=True)) is None and self._signals.is_stop:
                 return "stopped by a signal while reconnecting"
+
+    async def _verdict(self, raised: ParapplyError) -> ParapplyError | None:
+        """Do what the configuration says about the slot, and return the error to act on; None: it is healed."""
+        error = await self._given_up(raised) if isinstance(raised, WalLimitReached) else raised
+        return await self._healed(error) if isinstance(error, SlotGone) else error
 
     async def _given_up(self, reached: WalLimitReached) -> ParapplyError:
         """Drop the slot if it still keeps too much WAL, and return the error to act on; all sessions are closed."""
@@ -271,6 +286,27 @@ class Leader:
             return reached
         self._log.error("slot_dropped", slot=self._config.source.slot, reason=str(lost))
         return lost
+
+    async def _healed(self, lost: SlotGone) -> ParapplyError | None:
+        """Heal the slot if that is configured; return None if the next epoch may begin, else the error to act on."""
+        if self._heal is None or self._config.source.on_lost_slot != "heal":
+            return lost
+        if self._until.lsn is not None or self._until.time_us is not None:
+            return SlotLost(f"{lost}. With --until it is not healed: that would go beyond", hint=lost.hint)
+        self._log.warning("heal_started", slot=self._config.source.slot, reason=str(lost))
+        self._health.left(DaemonState.HEALING, str(lost))
+        self._is_epoch_shown = False
+        await self._show(DaemonState.HEALING, str(lost))
+        try:
+            healed = await self._unless_ended(self._heal(self._config))
+        except ParapplyError as error:
+            self._log.error("heal_failed", error=str(error), hint=error.hint)
+            return error
+        if healed is not None:
+            start_lsn, n_rows = healed
+            self._figures.heals += 1
+            self._log.warning("heal_done", start_lsn=format_lsn(start_lsn), n_rows=n_rows)
+        return None
 
     def _next_wait_s(self, error: ParapplyError, lasted_s: float) -> float:
         if isinstance(error, StreamLeft):

@@ -47,13 +47,12 @@ from parapply.runtime.observe.monitor import Monitor, Publisher
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.runtime.pool.two_phase import TwoPhase
-from parapply.runtime.sessions import range_limits
 from parapply.runtime.tables.copied import Copied
 from parapply.runtime.tables.plans import TablePlans
 from parapply.runtime.tables.watch import CatalogueWatch
 from parapply.runtime.worker_tasks import WorkerTasks
 from parapply.source import slot
-from parapply.source.catch_up import behind_bytes
+from parapply.source.catch_up import behind_bytes, range_limits
 from parapply.spill import Spill
 from parapply.target.catalogue.facts import privileges_for
 from parapply.target.session.origins import origin_name

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from parapply.config_fleet import Fleet, FleetDatabase
     from parapply.model import Until
+    from parapply.runtime.daemon import Heal
     from parapply.runtime.observe.gauges import Parts
     from parapply.runtime.shares import SlotClaims
 
@@ -50,7 +51,7 @@ _UNKNOWN_CODE: Final = 1
 _MOST_NAMED: Final = 3
 
 
-def run(fleet: Fleet, load: Callable[[], Config | Fleet], until: Until, *, takeover: bool) -> int:
+def run(fleet: Fleet, load: Callable[[], Config | Fleet], until: Until, *, takeover: bool, heal: Heal) -> int:
     """Run all slots until stopped; signals act as on one daemon, on all of them.
 
     Args:
@@ -58,6 +59,7 @@ def run(fleet: Fleet, load: Callable[[], Config | Fleet], until: Until, *, takeo
         load: reads the layers of the configuration again, for SIGHUP; raises ConfigError.
         until: where each slot ends.
         takeover: end other daemons' sessions on the targets.
+        heal: for source.on_lost_slot = "heal".
 
     Returns:
         The worst exit code of all slots: 0 if none was in an error at the end.
@@ -67,13 +69,15 @@ def run(fleet: Fleet, load: Callable[[], Config | Fleet], until: Until, *, takeo
     """
     logs.configure(fleet.log.level, fleet.log.format)
     calm_garbage_collector()
-    return asyncio.run(_FleetDaemon(fleet, load, until, takeover=takeover).run())
+    return asyncio.run(_FleetDaemon(fleet, load, until, takeover=takeover, heal=heal).run())
 
 
 class _Slot:
     """One slot of the fleet. Written by its task; `stop` and `use` come from signals."""
 
-    def __init__(self, database: FleetDatabase, until: Until, spill_room: SpillRoom, *, takeover: bool) -> None:
+    def __init__(
+        self, database: FleetDatabase, until: Until, spill_room: SpillRoom, *, takeover: bool, heal: Heal
+    ) -> None:
         self.database = database
         self._spill_room = spill_room
         self.shared = SharedSlot(database.config.apply, database.memory_limit_bytes)
@@ -86,6 +90,7 @@ class _Slot:
         self.leader: Leader | None = None
         self._until = until
         self._takeover = takeover
+        self._heal = heal
         self._reloader = self._new_reloader()
         self._signals = Signals()
         #: Ends a pause.
@@ -178,7 +183,7 @@ class _Slot:
         """Run a leader to its end; return the exit code that its process would have."""
         self._signals.renew()
         self._reloader = self._new_reloader()
-        host = Host(self._signals, Notifier({}), self.shared.share, self._spill_room)
+        host = Host(self._signals, Notifier({}), self.shared.share, self._spill_room, heal=self._heal)
         self.leader = leader = Leader(self._reloader, self._until, host, takeover=self._takeover)
         self._takeover = False
         try:
@@ -208,12 +213,15 @@ class _Slot:
 class _FleetDaemon:
     """Owns the signals, the endpoint, the totals and the slots."""
 
-    def __init__(self, fleet: Fleet, load: Callable[[], Config | Fleet], until: Until, *, takeover: bool) -> None:
+    def __init__(
+        self, fleet: Fleet, load: Callable[[], Config | Fleet], until: Until, *, takeover: bool, heal: Heal
+    ) -> None:
         #: In force. Written by a reload.
         self._fleet = fleet
         self._load = load
         self._until = until
         self._takeover = takeover
+        self._heal = heal
         self._signals = Signals()
         self._notifier = Notifier()
         self._spill_room = SpillRoom(fleet.totals.spill_limit_bytes)
@@ -259,7 +267,7 @@ class _FleetDaemon:
         return code
 
     def _add(self, database: FleetDatabase) -> None:
-        slot = _Slot(database, self._until, self._spill_room, takeover=self._takeover)
+        slot = _Slot(database, self._until, self._spill_room, takeover=self._takeover, heal=self._heal)
         self._slots[slot.name] = slot
         task = asyncio.create_task(slot.run(), name=f"slot {slot.name}")
         self._tasks[task] = slot

@@ -30,12 +30,12 @@ from parapply.runtime.tables.control_pool import ControlPool
 from parapply.runtime.tables.prefetch import CataloguePrefetch
 from parapply.runtime.worker_sessions import WorkerSessions
 from parapply.source import failover, history, options, refusals, slot
-from parapply.source.catch_up import UNFINISHED, CatchUp, RangeLimits, range_options, why_stream
+from parapply.source.catch_up import UNFINISHED, CatchUp, range_limits, range_options, why_stream
 from parapply.source.catch_up_stream import CatchUpStream
 from parapply.source.slot_stream import SlotStream
 from parapply.target.session import lease, prepared, settings
 from parapply.target.session.session import WorkerSession
-from parapply.target.state import copies, cutovers
+from parapply.target.state import copies, cutovers, heals
 from parapply.target.state import slots as state
 from parapply.vocabulary import Reading
 
@@ -48,10 +48,6 @@ if TYPE_CHECKING:
 
 #: Newest major version of the server that the tests run with.
 NEWEST_MAJOR = 18
-#: Bytes of WAL to catch up at which the stream takes over: it reads them in a few hundredths of a second.
-_LEAVE_BYTES = 4 * 1024 * 1024
-#: Part of the memory limit for changes read from ranges and in no batch yet.
-_RANGES_PART = 4
 #: Seconds to wait for the end of a session that runs a publisher's commands: its daemon's lease is free already.
 _COMMANDS_WAIT_S = 2.0
 #: Part of the target's table of locks that a batch may have tables for: updates also lock their indexes, other batches
@@ -111,6 +107,9 @@ class Connector:
         self._sender_pid = 0
         #: The server that the last stream began on, and when it had started.
         self._server = ("", 0)
+        #: When the server had started that was last known to have all that the target had, and what the state says.
+        self._proved_us = 0
+        self._noted_us = 0
         self._ranges_from_lsn = 0
         self._log = get_logger()
 
@@ -118,8 +117,8 @@ class Connector:
         """Open with another configuration from now on; nothing is being opened."""
         self._share = share
         if config.target.dsn != self._config.target.dsn:
-            # Elsewhere the same numbers are other sessions.
-            self._own_pids = []
+            # Elsewhere the same numbers are other sessions, and the state is another.
+            self._own_pids, self._noted_us = [], 0
         self._config = config
         self._rules = Rules(config.conflict)
         # A range under way was ended on purpose.
@@ -175,6 +174,9 @@ class Connector:
                 self._workers(opener),
                 self._write_daemon(control, source_facts, slot_id, two_phase=two_phase),
             )
+        if self._proved_us != self._noted_us:
+            await heals.note_source(control, self._config.target.state_schema, slot_id, self._proved_us)
+            self._noted_us = self._proved_us
         self._check_origins([session for _, session in sessions])
         await self._tell_without_table(source)
         self._tell_newer(source=source_facts.server_version_num, target=control.info.server_version)
@@ -485,7 +487,10 @@ class Connector:
         source = self._config.source
         slot_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
         # A server that has served this daemon since its start was not put back.
-        if slot_lsn >= found.high_lsn or self._server == (facts.system_identifier, facts.started_us):
+        if slot_lsn >= found.high_lsn:
+            self._proved_us = facts.started_us
+            return
+        if self._server == (facts.system_identifier, facts.started_us):
             return
         if found.high_lsn <= found.begin_lsn:
             # The watermark has not moved; the way back of a cut-over begins past its slot.
@@ -504,6 +509,7 @@ class Connector:
             await history.check(
                 conn, name, slot_lsn, start, begin_lsn=found.begin_lsn, low_lsn=found.low_lsn, recorded=found.recorded
             )
+            self._proved_us = facts.started_us
             return
         self._log.warning("history_unproved", slot=source.slot, reason=why)
 
@@ -550,17 +556,6 @@ class Connector:
         if reason and lag_bytes >= limits.enter_bytes:
             self._log.info("catch_up_declined", reason=reason, size_bytes=lag_bytes)
         return reason
-
-
-def range_limits(config: Config) -> RangeLimits:
-    """Return how ranges of WAL are read by a configuration."""
-    source = config.source
-    return RangeLimits(
-        range_bytes=source.catch_up_range_bytes,
-        enter_bytes=source.catch_up_enter_bytes,
-        leave_bytes=min(_LEAVE_BYTES, source.catch_up_enter_bytes),
-        buffer_bytes=config.apply.memory_limit_bytes // _RANGES_PART,
-    )
 
 
 @asynccontextmanager

@@ -24,6 +24,7 @@ from parapply.wire.messages import Commit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.config import Config
     from parapply.source.slot import SourceFacts
 
 #: server_version_num of the first server whose pgoutput says which transactions are in progress.
@@ -55,6 +56,10 @@ _LARGEST = 4
 #: a backlog took a sixth longer as a stream, with 2.2 kB (0.75) a tenth less, with 4 kB (1.4) as long.
 _LARGE_MESSAGE_BYTES = 600
 _MEGABYTE = 1024 * 1024
+#: Bytes of WAL to catch up at which the stream takes over: it reads them in a few hundredths of a second.
+_LEAVE_BYTES = 4 * 1024 * 1024
+#: Part of the memory limit for changes read from ranges and in no batch yet.
+_RANGES_PART = 4
 
 #: Reasons for the stream that pass: when there is much to catch up again, ranges are tried again. Every other one holds
 #: until the next connection.
@@ -90,6 +95,17 @@ class RangeLimits(msgspec.Struct, frozen=True, kw_only=True):
         grown = max(self.range_bytes // _FIRST_PART, min(restart_bytes, self.range_bytes))
         length = max(grown, min(restart_bytes // _RESTART_RATIO, _LARGEST * self.range_bytes), 1)
         return left_bytes if length < left_bytes <= length + self.leave_bytes else length
+
+
+def range_limits(config: Config) -> RangeLimits:
+    """Return how ranges of WAL are read by a configuration."""
+    source = config.source
+    return RangeLimits(
+        range_bytes=source.catch_up_range_bytes,
+        enter_bytes=source.catch_up_enter_bytes,
+        leave_bytes=min(_LEAVE_BYTES, source.catch_up_enter_bytes),
+        buffer_bytes=config.apply.memory_limit_bytes // _RANGES_PART,
+    )
 
 
 class CatchUp(msgspec.Struct, frozen=True, kw_only=True):

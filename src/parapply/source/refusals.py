@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from parapply.errors import SlotBusy, SlotLost, SourceLost, SourceRefused
+from parapply.errors import SlotBusy, SlotGone, SlotLost, SourceLost, SourceRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.source.slot import connect, inspect, position, replayed_timeline, source_errors
 
@@ -128,7 +128,7 @@ def check_slot(
     """
     check_server(facts)
     if known and not known.low_lsn:
-        raise SlotLost(
+        raise SlotGone(
             f"slot {slot_name!r}: `parapply heal` was begun and is not complete",
             hint="run `parapply heal` again: it compares again, and copies what still differs",
         )
@@ -136,7 +136,7 @@ def check_slot(
         _check_cluster(facts, known, history or {})
     if facts.slot is None:
         if known:
-            raise SlotLost(
+            raise SlotGone(
                 f"slot {slot_name!r} is no longer on the publisher, but the target has applied it up to "
                 f"{format_lsn(known.low_lsn)}",
                 hint=_LOST_HINT,
@@ -317,7 +317,7 @@ def _check_kind(slot: SlotFacts, database: str) -> None:
     if not reason and slot.is_conflicting:
         reason = "a conflict with recovery"
     if reason:
-        raise SlotLost(f"slot {name!r} was invalidated by the publisher ({reason})", hint=_LOST_HINT)
+        raise SlotGone(f"slot {name!r} was invalidated by the publisher ({reason})", hint=_LOST_HINT)
 
 
 def check_own_and_idle(facts: SourceFacts) -> None:

@@ -34,6 +34,7 @@ _STYLES: Final = {
     WorkerState.RETRYING: "bold red",
     DaemonState.RUNNING: "bold green",
     DaemonState.RECONNECTING: "bold yellow",
+    DaemonState.HEALING: "bold yellow",
     DaemonState.STOPPED: "bold red",
     DaemonState.LOST: "bold red",
 }

@@ -78,7 +78,7 @@ class Health:
         """Nothing is applied now, or nothing new.
 
         Args:
-            state: reconnecting, retrying or draining.
+            state: reconnecting, retrying, healing or draining.
             reason: why, in one line.
         """
         self._state = (state, redact_text(reason))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _KEPT_S: Final = 1.0
 #: Lines of a list.
 _MOST: Final = 50
-_BAD: Final = (DaemonState.RETRYING, DaemonState.RECONNECTING)
+_BAD: Final = (DaemonState.RETRYING, DaemonState.RECONNECTING, DaemonState.HEALING)
 
 
 class StatusPage:

@@ -34,6 +34,9 @@ CREATE TABLE {s}.slots (
     copies_only bool NOT NULL DEFAULT false,
     reading text NOT NULL DEFAULT '',
     limits jsonb,  -- as the daemon sees them, for people
+    source_started_at timestamptz,
+    heal_lsn pg_lsn,
+    healed_at timestamptz,
     UNIQUE (slot_name, system_identifier)
 ) WITH (fillfactor = 50);
 CREATE TABLE {s}.applied (
