@@ -105,7 +105,7 @@ fmt: venv ## format and fix what ruff can fix
 
 BEGAN := $(if $(filter test,$(MAKECMDGOALS)),$(shell date +%s))
 # All three at once, because most tests wait more than they compute. What runs beside the tests is printed after them. Where
-# nothing is compiled yet one process does it, and not all at the same time.
+# nothing is compiled yet one process does it, and not all at the same time. A few failures are repeated alone, and named.
 test: venv java postgres ## lint, all tests, and the hot path's once more interpreted if it is compiled
 	@beside=$$(mktemp -d); trap 'kill $$(jobs -p) 2>/dev/null || true; rm -rf "$$beside"' EXIT; \
 	echo "prepared in $$(( $$(date +%s) - $(BEGAN) )) s" >"$$beside/times"; \
@@ -119,6 +119,7 @@ test: venv java postgres ## lint, all tests, and the hot path's once more interp
 		names+=(interpreted); pids+=($$!); fi; \
 	[ -d tests/__pycache__ ] || $(BIN)/python -m pytest --quiet --collect-only >"$$beside/collected" 2>&1 || true; \
 	code=0; timed tests $(BIN)/python -m pytest --quiet $(TEST_JOBS) || code=$$?; \
+	if [ $$code = 1 ]; then timed again $(BIN)/python -m tests.again && code=0; fi; \
 	for n in "$${!names[@]}"; do \
 		result=passed; wait "$${pids[n]}" || { code=$$?; result=FAILED; }; \
 		echo "== $${names[n]}: $$result"; cat "$$beside/$${names[n]}"; done; \
