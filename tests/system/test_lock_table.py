@@ -65,7 +65,8 @@ def test_batches_have_fewer_tables_where_others_hold_the_places(pair_of_few_lock
         daemon.wait_caught_up()
         lost = [str(event["error"]) for event in daemon.events_of("target_lost")]
     # 75, 37 and 18 tables are too many, and 9 fit. Without this each attempt would commit one transaction and fail.
-    assert 0 < len(lost) <= 3
+    # While one is refused, a look at who blocks a session finds no room either.
+    assert 0 < len([error for error in lost if "the target has no room" in error]) <= 3
     assert all("raise max_locks_per_transaction" in error for error in lost), lost
     pair.check_equal()
 

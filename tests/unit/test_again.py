@@ -13,6 +13,8 @@ from tests.again import MOST, again
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
 _TESTS = """
 from pathlib import Path
 import pytest

@@ -113,8 +113,10 @@ def test_every_part_of_the_tests_is_shown_and_its_failure_counts(checkout: Path,
         f"== interpreted: {'FAILED' if fails == 'hot tests' else 'passed'}", "ran hot tests",
     ]  # fmt: skip
     seconds = re.findall(r"(\w+(?: in)?) \d+ s", times.removeprefix("== times: "))
-    assert sorted(seconds) == ["interpreted", "lint", "prepared in", "tests"], times
-    assert (done.returncode != 0) == bool(fails), done.stderr
+    # A few failures are repeated, and these pass then.
+    again = ["again"] if fails == "tests" else []
+    assert sorted(seconds) == [*again, "interpreted", "lint", "prepared in", "tests"], times
+    assert (done.returncode != 0) == bool(fails and not again), done.stderr
 
 
 def test_what_is_interpreted_anyway_is_tested_once(checkout: Path) -> None:

@@ -14,6 +14,7 @@ _ROOT: Final = _UNIT.parents[1]
 _PACKAGE: Final = _ROOT / "src" / "parapply"
 #: Files that hold rules of more than one module, of the repository's other files, or of the tests themselves.
 _OF_NO_MODULE: Final = {
+    "again": "tests/again.py",
     "alerts": "config/docker/prometheus/alerts.yml",
     "containers": "Dockerfile, docker-compose.yml and what they start",
     "differential": "tests/differential",

@@ -12,6 +12,7 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from parapply.errors import ConfigError, ParapplyError
+from parapply.quoting import plain_literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +46,7 @@ def rewrite(path: Path, database: str, words: Mapping[str, str | None]) -> None:
     """Give the database's line other words; None removes one. The file is replaced as a whole, or stays as it was.
 
     Raises:
-        ConfigError: as `read`.
+        ConfigError: as `read`, or a value cannot stand in the file.
         ParapplyError: it cannot be written.
     """
     lines, number = _find(path, database)
@@ -112,7 +113,9 @@ def _unquoted(value: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    return value if _PLAIN.fullmatch(value) else "'" + value.replace("'", "''") + "'"
+    if not value.isprintable():
+        raise ConfigError(f"{value!r} cannot stand in a line of pgbouncer.ini", hint="correct target.dsn")
+    return value if _PLAIN.fullmatch(value) else plain_literal(value)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -170,7 +170,6 @@ class Leader:
         #: State and reason that this object showed last; an epoch shows its own end.
         self._shown = ("", "")
         self._is_epoch_shown = False
-        self._is_epoch_over = False
         self._notifier = host.notifier
         #: For the endpoint; None before `run` has begun.
         self.view: SlotView | None = None
@@ -243,10 +242,8 @@ class Leader:
 
     async def _epochs(self, applylog_writer: ApplyLogWriter | None) -> str:
         while True:
-            if self._is_epoch_over:
-                # Sessions, cancelled tasks and tracebacks of its error hold each other, and its buffers.
-                self._is_epoch_over = False
-                gc.collect()
+            # Of the attempt before: sessions, cancelled tasks and tracebacks of its error hold each other, and buffers.
+            gc.collect()
             self._renew()
             started_s = time.monotonic()
             try:
@@ -364,7 +361,6 @@ class Leader:
             from parapply.runtime.epoch import Epoch  # noqa: PLC0415
 
             self._has_served = True
-            self._is_epoch_over = True
             epoch = Epoch(
                 self._config, ends, applylog_writer, self._until,
                 share=self._share, spill_room=self._spill_room, figures=self._figures, health=self._health,
