@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from parapply.cli.main import _connection_options as connection_options
-from parapply.cli.main import _load as load
+from parapply.cli.several import Result, Several, configs, several_options, worst
+
+if TYPE_CHECKING:
+    from parapply.config import Config
 
 
 @click.command(
@@ -21,12 +24,14 @@ Examples:
   parapply cutover --config app.toml --reverse back.toml --undo
   parapply cutover --config app.toml --reverse back.toml --back
   parapply cutover --config app.toml --reverse back.toml --pooler port=6432 --pooler-config pgbouncer.ini
+  parapply cutover --config fleet.toml --reverse fleet_back.toml
 The daemon runs. Writers are kept from the source, the target gets all that they have committed, and is compared; then
 the target takes the writes, and the source follows it with the daemon of --reverse. After a kill, or a refusal in the
-middle, the same command goes on, or --undo takes it back. Exit 1: not in time, a table differs, or a write came after
-the fence.""",
+middle, the same command goes on, or --undo takes it back. Of several databases all take over, or none. Exit 1: not in
+time, a table differs, or a write came after the fence.""",
 )
 @connection_options
+@several_options
 @click.option(
     "--reverse",
     "reverse_path",
@@ -123,17 +128,17 @@ def cutover(  # noqa: PLR0913  options
         "cutover.pooler_files": pooler_files,
         "cutover.pause_timeout_s": pause_timeout_s,
     }
-    config = load({**options, "flags": flags})
-    from parapply.config import load_config  # noqa: PLC0415
-    from parapply.cutover import command, look, way_back  # noqa: PLC0415
+    found = configs({**options, "flags": flags})
+    from parapply.cutover import command, look, several, way_back  # noqa: PLC0415
 
     if reverse_path is None:
-        return way_back.print_reverse(config)
-    # Of itself only: a variable or flag that names one end would name the wrong one there.
-    other = load_config(reverse_path, (), flags, {}, option="--reverse")
-    forward, reverse = (other, config) if is_back else (config, other)
+        if isinstance(found, Several):
+            raise click.UsageError("--print-reverse is of one database: --database NAME; then write the names into it")
+        return way_back.print_reverse(found)
+    if isinstance(found, Several) and pooler_databases:
+        raise click.UsageError("--pooler-database names one: several have the names that they have at the source")
     again = ["parapply", "cutover", "--config", str(options["config_path"] or "...")]
-    again += ["--reverse", str(reverse_path), *([] if is_back else ["--back"])]
+    again += ["--reverse", str(reverse_path), *_chosen(options), *([] if is_back else ["--back"])]
     run = options["config_path"] or "..." if is_back else reverse_path
     how = look.CutoverOptions(
         verify=verify,
@@ -149,4 +154,49 @@ def cutover(  # noqa: PLR0913  options
         f"to go back: {shlex.join(again)}\n"
         f"not to go back: parapply drop --config {shlex.quote(str(run))}",
     )
-    return command.undo(forward, reverse, how) if is_undo else command.cutover(forward, reverse, how)
+    if not isinstance(found, Several):
+        other = _others(reverse_path, flags, options["database"] and [options["database"]])
+        forward, reverse = (other[0], found) if is_back else (found, other[0])
+        return command.undo(forward, reverse, how) if is_undo else command.cutover(forward, reverse, how)
+    from msgspec.structs import replace  # noqa: PLC0415
+
+    pairs = zip(found.configs.items(), _others(reverse_path, flags, list(found.configs)), strict=True)
+    each = replace(how, hint="")
+    members = {
+        name: several.CutoverMember(*((other, config) if is_back else (config, other)), each)
+        for (name, config), other in pairs
+    }
+    done = "could be" if is_dry else "taken back" if is_undo else "cut over"
+    ended = {
+        name: Result(one.exit_code, done if not one.exit_code else "incomplete, see above", error=one.error)
+        for name, one in several.cutover(members, is_undo=is_undo).items()
+    }
+    found.print(ended)
+    if not (is_undo or is_dry or worst(ended)):
+        click.echo(how.hint)
+    return worst(ended)
+
+
+def _chosen(options: dict[str, Any]) -> list[str]:
+    """Return the options about several databases as they were given."""
+    named = [("--include-databases", options["included"]), ("--exclude-databases", options["excluded"])]
+    words = [word for option, names in named for name in names for word in (option, name)]
+    return [*(["--all-databases"] if options["is_all"] else []), *words]
+
+
+def _others(path: Path, flags: dict[str, Any], names: list[str] | None) -> list[Config]:
+    """Return the configurations of the way back; of databases in this order, or of the only one.
+
+    Nothing but the file says what they are: a variable or flag that names one end would name the wrong one there.
+
+    Raises:
+        ConfigError: the file is wrong, or lacks a database.
+    """
+    from parapply.config import load_config, read_layers  # noqa: PLC0415
+    from parapply.config_fleet import fleet_of, one_of  # noqa: PLC0415
+
+    layers = read_layers(path, (), flags, {}, option="--reverse")
+    if names is None or (len(names) == 1 and layers.databases is None):
+        return [load_config(path, (), flags, {}, option="--reverse")]
+    fleet = fleet_of(layers if layers.databases is not None else layers._replace(databases=names))
+    return [one_of(fleet, name) for name in names]

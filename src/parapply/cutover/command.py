@@ -37,6 +37,7 @@ from parapply.cutover import fence, late, way_back
 from parapply.cutover.comparison import CutoverComparison
 from parapply.cutover.hooks import Hooks
 from parapply.cutover.look import CutoverLook, CutoverOptions, Pair, check_pair
+from parapply.cutover.meeting import Meeting
 from parapply.cutover.poolers import Poolers
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
@@ -52,7 +53,6 @@ from parapply.target.state import slots as state
 from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from datetime import datetime
 
     from parapply.config import Config
@@ -87,17 +87,16 @@ def cutover(forward: Config, reverse: Config, options: CutoverOptions) -> int:
         SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: an end refuses, or is not there.
         ParapplyError: not ready in time, or a table differs.
     """
-    return asyncio.run(_with(forward, reverse, options, _Cutover.run))
+    return asyncio.run(one(forward, reverse, options, Meeting(), is_undo=False))
 
 
 def undo(forward: Config, reverse: Config, options: CutoverOptions) -> int:
     """Take back a cut-over that has not let writers in; arguments and errors as `cutover`."""
-    return asyncio.run(_with(forward, reverse, options, _Cutover.undo))
+    return asyncio.run(one(forward, reverse, options, Meeting(), is_undo=True))
 
 
-async def _with(
-    forward: Config, reverse: Config, options: CutoverOptions, act: Callable[[_Cutover], Awaitable[int]]
-) -> int:
+async def one(forward: Config, reverse: Config, options: CutoverOptions, meeting: Meeting, *, is_undo: bool) -> int:
+    """Cut one database over, or take that back; `meeting` has the others of the command. Else as `cutover`."""
     if not (forward.mapping.is_empty and reverse.mapping.is_empty):
         raise ConfigError(
             "mapping: the way back goes to tables of the same names", hint="cut over by hand (docs/how-to/cut-over.md)"
@@ -116,9 +115,10 @@ async def _with(
             )
         await _lock(ahead.target, found.slot_id)
         row = await cutovers.read(ahead.target, forward.target.state_schema, found.slot_id)
-        one = _Cutover(Pair(forward, reverse, ahead, back, found.slot_id), options, row)
-        stack.push_async_callback(one.close)
-        return await act(one)
+        cutting = _Cutover(Pair(forward, reverse, ahead, back, found.slot_id), options, row, meeting)
+        stack.push_async_callback(cutting.close)
+        await cutting.meet()
+        return await (cutting.undo() if is_undo else cutting.run())
 
 
 async def _lock(conn: slot.Connection, slot_id: int) -> None:
@@ -132,9 +132,11 @@ async def _lock(conn: slot.Connection, slot_id: int) -> None:
 class _Cutover:
     """One call of the command."""
 
-    def __init__(self, pair: Pair, options: CutoverOptions, row: cutovers.Cutover | None) -> None:
+    def __init__(self, pair: Pair, options: CutoverOptions, row: cutovers.Cutover | None, meeting: Meeting) -> None:
         self._forward, self._reverse, self._ahead, self._back, self._slot_id = pair
         self._options = options
+        self._meeting = meeting
+        self._name = pair.ahead.source.info.dbname
         self._schema = pair.forward.target.state_schema
         self._row = row
         self._look = CutoverLook(pair, options)
@@ -152,6 +154,19 @@ class _Cutover:
     async def close(self) -> None:
         """Leave the poolers' consoles."""
         await self._poolers.close()
+
+    async def meet(self) -> None:
+        """Wait until the state of all databases of the command is known.
+
+        Raises:
+            ParapplyError: another one cannot be looked at.
+        """
+        has_passed = self._row is not None and not self._row.step.is_before(CutoverStep.OPENING)
+        if has_passed:
+            self._meeting.has_opened(self._name)
+        await self._meeting.reach(CutoverStep.PREPARING, self._name)
+        if has_passed:
+            self._meeting.leave()
 
     async def run(self) -> int:
         """Do what is left to do."""
@@ -175,6 +190,7 @@ class _Cutover:
                 return 0
             return await self._steps()
         except ParapplyError:
+            self._meeting.fail(self._name)
             await self._failed()
             raise
         except asyncio.CancelledError:
@@ -216,6 +232,7 @@ class _Cutover:
                 await self._sequences()
             await self._stop()
             await self._turn()
+            await self._meeting.reach(CutoverStep.OPENING, self._name)
         if self._step.is_before(CutoverStep.ENDING):
             await self._open()
         return await self._end()
@@ -317,6 +334,7 @@ class _Cutover:
 
     async def _fence(self) -> None:
         options, source = self._options, self._ahead.source
+        await self._meeting.reach(CutoverStep.FENCING, self._name)
         await self._keep_copies_off()
         await self._hooks.reach("before_fencing")
         await self._poolers.pause()
@@ -372,6 +390,7 @@ class _Cutover:
     async def _stop(self) -> None:
         """Stop the daemon for good, and make sure that it has applied everything."""
         name, ahead = self._forward.source.slot, self._ahead
+        await self._meeting.reach(CutoverStep.STOPPING, self._name)
         await self._enter(CutoverStep.STOPPING)
         await lease.take_lease(ahead.target, self._slot_id, self._forward.target.lease_wait_s, takeover=True)
         await lease.fence(ahead.target, self._slot_id, lambda _sessions: None)
@@ -415,7 +434,8 @@ class _Cutover:
             await self._enter(CutoverStep.TURNING, takeover_lsn=await fence.mark(back.source))
         assert self._row.takeover_lsn is not None
         await way_back.make_state(back, reverse, self._row.takeover_lsn)
-        await self._poolers.lead_on()
+        async with self._meeting.at_poolers:
+            await self._poolers.lead_on()
         self._say(
             CutoverStep.TURNING,
             f"slot {reverse.source.slot!r} sends what commits after {format_lsn(self._row.takeover_lsn)}",
@@ -427,7 +447,8 @@ class _Cutover:
         await self._lift(self._row.opens, self._back.source)
         # A command that goes on would end the sessions of clients that were let in.
         await cutovers.note_opened(self._ahead.target, self._schema, self._slot_id)
-        await self._poolers.resume()
+        async with self._meeting.at_poolers:
+            await self._poolers.resume()
         await self._note(CutoverStep.ENDING)
         self._has_opened = True
         gap_s = self._row.gap_s
@@ -485,16 +506,21 @@ class _Cutover:
         return found is not None and self._row is not None and found.low_lsn == self._row.takeover_lsn
 
     def _say_end(self) -> None:
-        click.echo(self._options.hint)
+        if self._options.hint:
+            click.echo(self._options.hint)
 
     # Failures.
 
     async def _failed(self) -> None:
-        """Take everything back if the daemon was not stopped yet, or clients wait; else report the step."""
+        """Take everything back if the daemon was not stopped yet, or clients or other databases wait; else report."""
         row = self._row
         if row is None:
             return
-        waits = self._forward.cutover.holds_clients and self._step.is_before(CutoverStep.OPENING)
+        waits = self._forward.cutover.holds_clients or self._meeting.is_shared
+        waits = waits and self._step.is_before(CutoverStep.OPENING)
+        if self._meeting.open_database:
+            click.echo(f"the same command goes on: {self._meeting.open_database!r} was cut over", err=True)
+            return
         if waits or (self._step.is_before(CutoverStep.STOPPING) and not self._stays):
             try:
                 await self._take_back()
@@ -532,6 +558,11 @@ class _Cutover:
                 "the target has taken over, and clients may have written there: it cannot be undone",
                 hint=f"`{self._options.other_way}` goes back with all that was written since",
             )
+        if self._meeting.open_database:
+            raise TargetRefused(
+                f"{self._meeting.open_database!r} was cut over already, and all of them are or none is",
+                hint="the same command without --undo goes on; --exclude-databases leaves that one out",
+            )
         await self._poolers.check_named(leaves=self._options.leaves_poolers)
         await self._take_back()
         click.echo("undone: the source takes writes as before; if the daemon was stopped, start it (`parapply run`)")
@@ -556,7 +587,8 @@ class _Cutover:
             await self._lift(row.fence, self._ahead.source)
             self._row = msgspec.structs.replace(row, fenced_s=None)
             await cutovers.unfence(self._ahead.target, self._schema, self._slot_id)
-        errors += await self._poolers.give_back()
+        async with self._meeting.at_poolers:
+            errors += await self._poolers.give_back()
         errors += await self._hooks.undo("before_fencing")
         if row.takeover_lsn is not None:
             await self._drop_state_of_back()

@@ -1,25 +1,20 @@
-"""Display of several migrations at the same time: a table on a terminal, else lines that begin with a database's name.
-
-Lines come from all that works on a database, so a line's writer is known by the context of its task.
-"""
+"""Display of several migrations at the same time: a table on a terminal, else lines with the name of a database."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import sys
 from contextlib import asynccontextmanager, contextmanager, redirect_stderr, redirect_stdout
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 from parapply.amounts import brief
+from parapply.database_lines import DatabaseLines, about
 from parapply.migrate.show import Screen
 from parapply.printable import printable
 from parapply.tasks import end_tasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterator
-    from typing import TextIO
 
     from rich.live import Live
     from rich.table import Table
@@ -27,7 +22,6 @@ if TYPE_CHECKING:
 _MEGABYTE: Final = 1e6
 #: Seconds between two drawings of the table.
 _DRAW_S: Final = 0.5
-_database: ContextVar[str] = ContextVar("database", default="")
 
 
 class Board:
@@ -52,17 +46,14 @@ class Board:
     @contextmanager
     def of(self, name: str) -> Iterator[Screen]:
         """Take lines as a database's until the block ends."""
-        token = _database.set(name)
-        try:
+        with about(name):
             yield self.screens[name]
-        finally:
-            _database.reset(token)
 
     @asynccontextmanager
     async def shown(self) -> AsyncIterator[None]:
         """Take all lines of this process, and draw the table, until the block ends."""
         if not self._is_drawn:
-            with redirect_stdout(_Lines(self._out)), redirect_stderr(_Lines(sys.stderr)):
+            with redirect_stdout(DatabaseLines(self._out)), redirect_stderr(DatabaseLines(sys.stderr)):
                 yield
             return
         from rich.console import Console  # noqa: PLC0415  a tenth of a second, not needed without a terminal
@@ -74,8 +65,8 @@ class Board:
             drawing = asyncio.create_task(self._draw(live), name="migrate-table")
             try:
                 # Rich has put its own streams there, which write above the table.
-                lines = _Lines(sys.stdout if out.isatty() else out)
-                with redirect_stdout(lines), redirect_stderr(_Lines(sys.stderr)):
+                lines = DatabaseLines(sys.stdout if out.isatty() else out)
+                with redirect_stdout(lines), redirect_stderr(DatabaseLines(sys.stderr)):
                     yield
             finally:
                 await end_tasks([drawing])
@@ -110,31 +101,3 @@ class Board:
             return f"{step} {'' if state in {'begun', 'running'} else state}", "", ""
         share = f"{far.done / far.total:.0%}" if far.total else f"{far.done:,} {far.unit}"
         return step, share, "" if far.left_s is None else brief(far.left_s)
-
-
-class _Lines(io.TextIOBase):
-    """Passes lines on, each with the name of the database that it is about."""
-
-    encoding = "utf-8"
-    errors = "strict"
-
-    def __init__(self, out: TextIO) -> None:
-        """Take lines for a stream."""
-        self._out = out
-        #: Begins of lines, by database.
-        self._begun: dict[str, str] = {}
-
-    def write(self, text: str) -> int:
-        """Take a text; a line is written when it is whole, because several databases write at the same time."""
-        name = _database.get()
-        *lines, rest = (self._begun.pop(name, "") + text).split("\n")
-        if rest:
-            self._begun[name] = rest
-        prefix = f"{printable(name)}: " if name else ""
-        for line in lines:
-            self._out.write(f"{prefix}{line}\n")
-        return len(text)
-
-    def flush(self) -> None:
-        """Pass on what is whole."""
-        self._out.flush()
