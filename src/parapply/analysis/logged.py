@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _FILES: Final = "*.jsonl"
 
 
-def predicted_of(folder: Path, changes: Sequence[Change]) -> list[tuple[Predicted, float]]:
+def predicted_of(folder: Path, changes: Sequence[Change]) -> tuple[float, list[Predicted]]:
     """Return a prediction for each change, from the log of one slot.
 
     The latest run with enough batches is taken, else the longest one, as the report does, and the last batches of it.
@@ -35,8 +35,8 @@ def predicted_of(folder: Path, changes: Sequence[Change]) -> list[tuple[Predicte
         changes: to predict.
 
     Returns:
-        Predictions, each with the seconds that are predicted for the log's own settings: what is played is the end of
-        a run, so that only their ratio holds for the whole of it.
+        The seconds that the played part took, and the predictions for it. It is the end of a run, so only their ratio
+        holds for the whole.
 
     Raises:
         ReportRefused: it has no batch, or a line that is no record.
@@ -54,7 +54,6 @@ def predicted_of(folder: Path, changes: Sequence[Change]) -> list[tuple[Predicte
                 if isinstance(record, BatchRecord | IntervalRecord):
                     runs[record.run].append(record)
     found = [recorded_of(records) for records in runs.values()]
-    # A batch is a tuple, but its times of the same run only grow.
     played = sorted((run for run in found if run[0]), key=lambda run: max(one.committed_s for one in run[0]))
     if not played:
         raise ReportRefused(f"{folder} has no batch to predict from")
@@ -62,8 +61,7 @@ def predicted_of(folder: Path, changes: Sequence[Change]) -> list[tuple[Predicte
     recorded, seconds = enough[-1] if enough else max(played, key=lambda run: len(run[0]))
     recorded = recorded[-BATCHES:]
     log = Log(recorded, [one for one in seconds if one.ended_s > recorded[0].received_s])
-    own_s = log.measured_s
-    return [(log.predict(change), own_s) for change in changes]
+    return log.measured_s, [log.predict(change) for change in changes]
 
 
 def recorded_of(records: Iterable[Record]) -> tuple[list[Recorded], list[Second]]:

@@ -185,12 +185,12 @@ def _forecasts(outcome: ReplayOutcome, changes: Sequence[Change]) -> list[Foreca
         return [None] * len(outcome.runs)
     from parapply.analysis.logged import predicted_of  # noqa: PLC0415
 
-    whole_s = outcome.runs[0].seconds
-    found: list[Forecast | None] = [None]
-    for one, own_s in predicted_of(outcome.log, changes):
-        ratio = whole_s / own_s if own_s else 1.0
-        found.append(Forecast(one.seconds * ratio, one.least_s * ratio, one.most_s * ratio, one.limit))
-    return found
+    played_s, predictions = predicted_of(outcome.log, changes)
+    ratio = outcome.runs[0].seconds / played_s if played_s else 1.0
+    return [
+        None,
+        *[Forecast(one.seconds * ratio, one.least_s * ratio, one.most_s * ratio, one.limit) for one in predictions],
+    ]
 
 
 def _settings(groups: Sequence[str]) -> list[list[str]]:

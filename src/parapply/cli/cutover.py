@@ -13,6 +13,7 @@ from parapply.cli.several import Result, Several, configs, several_options, wors
 
 if TYPE_CHECKING:
     from parapply.config import Config
+    from parapply.cutover.look import CutoverOptions
 
 
 @click.command(
@@ -129,7 +130,7 @@ def cutover(  # noqa: PLR0913  options
         "cutover.pause_timeout_s": pause_timeout_s,
     }
     found = configs({**options, "flags": flags})
-    from parapply.cutover import command, look, several, way_back  # noqa: PLC0415
+    from parapply.cutover import command, look, way_back  # noqa: PLC0415
 
     if reverse_path is None:
         if isinstance(found, Several):
@@ -158,21 +159,27 @@ def cutover(  # noqa: PLR0913  options
         other = _others(reverse_path, flags, options["database"] and [options["database"]])
         forward, reverse = (other[0], found) if is_back else (found, other[0])
         return command.undo(forward, reverse, how) if is_undo else command.cutover(forward, reverse, how)
+    return _of_several(found, _others(reverse_path, flags, list(found.configs)), how, is_undo=is_undo)
+
+
+def _of_several(found: Several, others: list[Config], how: CutoverOptions, *, is_undo: bool) -> int:
+    """Cut all of them over, print a line for each, and return the worst exit code; `others` are in their order."""
     from msgspec.structs import replace  # noqa: PLC0415
 
-    pairs = zip(found.configs.items(), _others(reverse_path, flags, list(found.configs)), strict=True)
+    from parapply.cutover import several  # noqa: PLC0415
+
     each = replace(how, hint="")
     members = {
-        name: several.CutoverMember(*((other, config) if is_back else (config, other)), each)
-        for (name, config), other in pairs
+        name: several.CutoverMember(*((other, config) if how.is_back else (config, other)), each)
+        for (name, config), other in zip(found.configs.items(), others, strict=True)
     }
-    done = "could be" if is_dry else "taken back" if is_undo else "cut over"
+    done = "could be" if how.is_dry else "taken back" if is_undo else "cut over"
     ended = {
         name: Result(one.exit_code, done if not one.exit_code else "incomplete, see above", error=one.error)
         for name, one in several.cutover(members, is_undo=is_undo).items()
     }
     found.print(ended)
-    if not (is_undo or is_dry or worst(ended)):
+    if not (is_undo or how.is_dry or worst(ended)):
         click.echo(how.hint)
     return worst(ended)
 

@@ -45,10 +45,10 @@ class Hooks:
         forward = pair.forward
         self._commands, self._limit_s = forward.cutover.commands, forward.cutover.command_timeout_s
         self._target, self._schema, self._slot_id = pair.ahead.target, forward.target.state_schema, pair.slot_id
-        #: That have run and were not taken back, in their order, and the one that runs or was interrupted.
+        #: Commands that have run and were not taken back, in their order, and the one that runs or was interrupted.
         self._ran = list(row.commands) if row is not None else []
         self._running = row.command if row is not None else ""
-        #: That could not be taken back by this call of ours.
+        #: Commands that this call could not take back.
         self._failed: set[str] = set()
         self._environ = {
             "PARAPPLY_DIRECTION": "back" if is_back else "there",

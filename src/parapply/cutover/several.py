@@ -1,7 +1,7 @@
 """`parapply cutover` of several databases by one command: all take over, or none.
 
-In: the configurations of each database. Out: the end of each one. They are cut over side by side, each with the steps,
-notes and lock of its own, and wait for each other where a failure of one still takes all back (`meeting.py`).
+In: the configurations of each database. Out: the end of each one. They are cut over side by side, each with its steps,
+notes and lock, and wait for each other where a failure of one still takes all back (`meeting.py`).
 """
 
 from __future__ import annotations
