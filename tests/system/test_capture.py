@@ -117,6 +117,20 @@ def _write(source: Database, turn: int) -> None:
         source.execute(f"UPDATE item SET more = {turn} WHERE id BETWEEN {at} AND {at + 5}")
 
 
+def test_a_key_that_came_after_the_rows_identifies_them(capture: _Capture, target_db: Database) -> None:
+    """A table is made and filled, and gets its key afterwards, as by `pgbench -i`: its updates and deletes apply."""
+    capture.go_on()
+    capture.source.execute("CREATE TABLE late (id int NOT NULL, v text)")
+    capture.source.execute("INSERT INTO late SELECT g, 'old' FROM generate_series(1, 100) AS g")
+    capture.go_on()
+    capture.source.execute("ALTER TABLE late ADD PRIMARY KEY (id)")
+    capture.source.execute("UPDATE late SET v = 'new' WHERE id < 20; DELETE FROM late WHERE id > 90")
+    capture.go_on()
+    done = _replay(capture.folder, target_db)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert contents(target_db, "public") == contents(capture.source, "public")
+
+
 @pytest.mark.crash
 @pytest.mark.timeout(400)
 def test_a_killed_capture_goes_on_and_replays_as_the_subscription(

@@ -119,8 +119,10 @@ def _joined(versions: Sequence[CapturedTable]) -> CapturedTable:
             for column in columns.values()
         ]
     )
-    # A unique index of a later time need not hold before, nor one that was dropped later.
+    # A unique index of a later time need not hold before, nor one that was dropped later. The key does if no row had
+    # an identity before it: without one the publisher refuses updates and deletes.
     everywhere = set.intersection(*[{index.name for index in table.indexes} for table in versions])
+    everywhere |= _later_key(versions)
     indexes = {
         index.name: index
         for table in versions
@@ -128,6 +130,20 @@ def _joined(versions: Sequence[CapturedTable]) -> CapturedTable:
         if index.name in everywhere or not index.is_unique
     }
     return msgspec.structs.replace(versions[-1], columns=kept, indexes=tuple(indexes.values()))
+
+
+def _later_key(versions: Sequence[CapturedTable]) -> set[str]:
+    """Return the name of the identity that a table has got, if it had none before: `pgbench -i` makes keys so."""
+    keys = [_key_of(table) for table in versions]
+    without = next((number for number, key in enumerate(keys) if key), 0)
+    is_later = without and all(key == keys[-1] for key in keys[without:])
+    return {keys[-1]} if is_later and not any(table.identity == "f" for table in versions[:without]) else set()
+
+
+def _key_of(table: CapturedTable) -> str:
+    """Return the name of the index that identifies rows, empty if none does."""
+    is_primary = table.identity == "d"
+    return next((one.name for one in table.indexes if (one.is_primary if is_primary else one.is_identity)), "")
 
 
 def left_out(found: Shapes) -> list[str]:
