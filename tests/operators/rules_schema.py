@@ -104,6 +104,7 @@ class Schema(OneStream):
             is_root = f"SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass('{name}')"
             # From 18 on a partitioned table refuses it, so such a command of an older publisher stops the daemon.
             if world.source.rows(is_root) != [(True,)]:
+                world.is_altered |= not is_logged
                 self.ddl(world, f"ALTER TABLE {name} SET {'LOGGED' if is_logged else 'UNLOGGED'}")
 
         self.step("SET UNLOGGED", action)

@@ -86,7 +86,8 @@ class World:
         is_tolerant: a daemon may refuse, and stays away then: the machine knows better.
         is_promised: nothing that happens here may end in a refusal.
         is_narrowed: the publication left out deletes for a time, so a key that was free again may still be taken here.
-        is_altered: the publication was, so a table outside of it may refer to one in it, whose TRUNCATE then fails.
+        is_altered: the publication was, or a table SET UNLOGGED, so one outside of it may refer to one in it, whose
+            TRUNCATE then fails.
         publication_sql: makes the publication again where it is gone.
     """
 
