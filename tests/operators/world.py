@@ -372,8 +372,8 @@ class World:
         if done.returncode and self.trust(done.stderr):
             done = self.init("--truncate")
         if done.returncode and re.search("table_missing|columns_refused", done.stderr):
-            # Objects that commands of the queue would have made.
-            self.on_target("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+            # Objects that commands of the queue would have made, also where they had renamed the schema.
+            self.on_target("DROP SCHEMA IF EXISTS public CASCADE; CREATE SCHEMA public")
             program = self.source.server.program("pg_dump")  # type: ignore[union-attr]
             done = self.init("--schema", "--pg-dump", str(program))
         if done.returncode:

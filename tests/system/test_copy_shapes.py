@@ -269,8 +269,15 @@ def test_the_schema_is_brought_over(shapes: Route, run_command: RunCommand) -> N
 
 @pytest.mark.bare_target
 def test_a_dump_is_made_to_fit(shapes: Route, run_command: RunCommand, tmp_path: Path) -> None:
-    """Settings of a newer pg_dump are left out; what the target does not take is shown, and nothing is made of it."""
-    shapes.target.execute(f"GRANT CREATE ON SCHEMA public TO {shapes.target.target_role}")
+    """Settings of a newer pg_dump are left out; what the target does not take is shown, and nothing is made of it.
+
+    A dump makes no schema public: where it is missing, the hint says so, and works.
+    """
+    shapes.target.execute("DROP SCHEMA public")
+    refused = run_command(shapes, "init", "--publication", "by_root", "--copy", "--schema", "--pg-dump", _pg_dump())
+    assert refused.returncode == 4
+    assert "CREATE SCHEMA it on the target, and run the same command again" in refused.stderr
+    shapes.target.execute(f"CREATE SCHEMA public; GRANT CREATE ON SCHEMA public TO {shapes.target.target_role}")
     # A newer pg_dump, which writes what this target does not know.
     newer = tmp_path / "pg_dump"
     program = f'#!/bin/sh\n{_pg_dump()} "$@" | sed "s/^SET lock_timeout/SET newer_timeout/'

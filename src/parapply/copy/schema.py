@@ -281,7 +281,12 @@ def refused(error: TargetRefused, script: str, *, is_migration: bool) -> TargetR
         )
     elif (cause.sqlstate or "").startswith(_THERE_ALREADY):
         hint = _EMPTY if is_migration else "leave out --schema if the tables exist; nothing was changed"
-    elif not hint:
+    elif cause.sqlstate == _NO_SCHEMA:
+        hint = (
+            "nothing was changed; the dump expects this schema, as it does public: CREATE SCHEMA it on the target, and"
+            " run the same command again"
+        )
+    elif not hint or cause.sqlstate == _NO_TABLE:
         hint = f"nothing was changed; make the schema by hand with what the target does not take left out: {by_hand}"
     return TargetRefused(f"{error} in the dump's line: {statement}" if statement else str(error), hint=hint)
 
@@ -291,7 +296,7 @@ _OWN_TRIGGERS = re.compile(
     rf"(CREATE|ALTER|COMMENT ON|SECURITY LABEL FOR \S+ ON) EVENT TRIGGER ({'|'.join(TRIGGERS)})\b"
 )
 _SETTING = re.compile(r"SET (\w+) = ")
-_NO_PRIVILEGE = "42501"
+_NO_PRIVILEGE, _NO_SCHEMA, _NO_TABLE = "42501", "3F000", "42P01"
 #: duplicate_table, duplicate_schema, duplicate_function, duplicate_object.
 _THERE_ALREADY = ("42P07", "42P06", "42723", "42710")
 _BY_HAND = "`pg_dump --schema-only --no-privileges`, then psql"
