@@ -17,6 +17,7 @@ from psycopg import sql
 
 from parapply import connect, logs
 from parapply.capture import folder as folders
+from parapply.capture import server_settings
 from parapply.capture.connector import CapturedConnector
 from parapply.capture.lateness import Late, Lateness
 from parapply.capture.scratch import MARK, Scratch, left_out, shapes_of
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parapply.capture.folder import CaptureFound
+    from parapply.capture.records import Shapes
     from parapply.config import Config
     from parapply.login import Login
     from parapply.target.session import settings
@@ -109,18 +111,25 @@ def replay(
     if not places[-1].header.end_lsn:
         raise CaptureRefused("the capture ended before its slot was made", hint="delete the folder, and begin again")
     _check_options(found)
-    configs = [_of_capture(load(group), found, has_rows=options.copy_of is not None) for group in groups]
-    logs.configure(configs[0].log.level, configs[0].log.format)
+    runs = [_group(load, pairs, found, has_rows=options.copy_of is not None) for pairs in groups]
+    logs.configure(runs[0].config.log.level, runs[0].config.log.format)
     calm_garbage_collector()
-    names = [" ".join(group) or "as configured" for group in groups]
-    if len(set(names)) < len(names):
+    if len({run.name for run in runs}) < len(runs):
         raise ConfigError("--run: two groups of settings are the same")
     read = Read(options.folder, places, found.start.options.get("streaming") == "parallel", options.speed)
     every = _Replay(found, read, options)
     if options.log is not None:
-        log = msgspec.structs.replace(configs[0].applylog, directory=every.log_of(names[0], options.log))
-        configs[0] = msgspec.structs.replace(configs[0], applylog=log)
-    return asyncio.run(every.all(list(zip(names, configs, strict=True))))
+        config = runs[0].config
+        log = msgspec.structs.replace(config.applylog, directory=every.log_of(runs[0].name, options.log))
+        runs[0] = runs[0]._replace(config=msgspec.structs.replace(config, applylog=log))
+    return asyncio.run(every.all(runs))
+
+
+def _group(
+    load: Callable[[Sequence[str]], Config], pairs: Sequence[str], found: CaptureFound, *, has_rows: bool
+) -> _Group:
+    own, server = server_settings.divided(pairs)
+    return _Group(" ".join(pairs) or "as configured", _of_capture(load(own), found, has_rows=has_rows), server)
 
 
 def _check_options(found: CaptureFound) -> None:
@@ -158,6 +167,14 @@ def _of_capture(config: Config, found: CaptureFound, *, has_rows: bool) -> Confi
     )  # fmt: skip
 
 
+class _Group(NamedTuple):
+    """A run that is asked for."""
+
+    name: str
+    config: Config
+    server: dict[str, str]  # settings of the target's server
+
+
 class _Replay:
     """All runs of one command."""
 
@@ -168,28 +185,43 @@ class _Replay:
         self._end_lsn = read.places[-1].header.end_lsn
         self._is_stopped = False
 
-    async def all(self, runs: Sequence[tuple[str, Config]]) -> ReplayOutcome:
+    async def all(self, runs: Sequence[_Group]) -> ReplayOutcome:
         results: list[RunResult] = []
-        shapes = shapes_of(self._options.folder, self._read.places, without=runs[0][1].target.state_schema)
-        is_predicted = self._options.log is not None
-        for number, (name, config) in enumerate(runs):
+        first = runs[0].config
+        shapes = shapes_of(self._options.folder, self._read.places, without=first.target.state_schema)
+        n_applied = len(runs) if self._options.log is None else 1
+        runs = [await self._checked(run, shapes) if number < n_applied else run for number, run in enumerate(runs)]
+        for number, run in enumerate(runs):
             if self._is_stopped:
                 break
-            conn = await connect.open_target(config, "replay")
+            conn = await connect.open_target(run.config, "replay")
             async with conn:
-                if number and is_predicted:
-                    results.append(await self._load(conn, name) or RunResult(settings=name))
+                if number >= n_applied:
+                    results.append(await self._load(conn, run.name) or RunResult(settings=run.name))
                     continue
-                scratch = Scratch(conn, config.target.state_schema, shapes)
-                results.append(await self._one(name, config, scratch, conn))
+                scratch = Scratch(conn, run.config.target.state_schema, shapes)
+                results.append(await self._one(run.name, run.config, scratch, conn))
         done = [run for run in results if run.is_done]
         different = sorted({table for run in done for table, found in run.sums.items() if done[0].sums[table] != found})
-        log = runs[0][1].applylog.directory
-        return ReplayOutcome(results, log, left_out(shapes), self._is_stopped, different)
+        return ReplayOutcome(results, first.applylog.directory, left_out(shapes), self._is_stopped, different)
+
+    async def _checked(self, run: _Group, shapes: Shapes) -> _Group:
+        """Return a run with the server's settings for its sessions, unless it is done already."""
+        if not run.server:
+            return run
+        async with await connect.open_target(run.config, "replay") as conn:
+            await Scratch(conn, run.config.target.state_schema, shapes).mark()
+            before = await self._before(conn, run.name)
+            if before is not None and before.is_done:
+                return run
+            return run._replace(config=await server_settings.for_sessions(conn, run.config, run.server))
+
+    async def _before(self, conn: settings.Connection, name: str) -> RunResult | None:
+        return None if self._options.is_again else await self._load(conn, name)
 
     async def _one(self, name: str, config: Config, scratch: Scratch, conn: settings.Connection) -> RunResult:
         await scratch.mark()
-        before = None if self._options.is_again else await self._load(conn, name)
+        before = await self._before(conn, name)
         if before is not None and before.is_done:
             return before
         if before is None:

@@ -80,7 +80,7 @@ def capture(  # noqa: PLR0913  one parameter for each option
 Examples:
   parapply replay day --target "host=new dbname=scratch"
   parapply replay day --target "host=new dbname=scratch" --copy-of "host=old-copy dbname=app" --speed 1
-  parapply replay day --config scratch.toml --run apply.workers=4 --run "apply.workers=8 target.synchronous_commit=on"
+  parapply replay day --config scratch.toml --run apply.workers=4 --run "apply.workers=8 server.work_mem=64MB"
   parapply replay day --config scratch.toml --run apply.workers=4 --run apply.workers=16 --predict log
 The database must be empty, or one of an earlier replay. Ctrl-C stops; the same command goes on, and runs that are done
 are not repeated without --again. Exit 1: a run failed, or tables differ between runs.""",
@@ -89,7 +89,13 @@ are not repeated without --again. Exit 1: a run failed, or tables differ between
 @click.option("--target", metavar="DSN", help="Scratch database: connection string or URI.")
 @click.option("--config", "config_path", metavar="FILE", type=click.Path(path_type=Path), help="TOML file.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key, for all runs.")
-@click.option("--run", "groups", metavar="'KEY=VALUE ...'", multiple=True, help="A run with these; repeatable.")
+@click.option(
+    "--run",
+    "groups",
+    metavar="'KEY=VALUE ...'",
+    multiple=True,
+    help="A run with these; server.NAME is a setting of the target's server; repeatable.",
+)
 @click.option("--copy-of", metavar="DSN", help="Database with the rows as the capture began with.")
 @click.option(
     "--speed",
