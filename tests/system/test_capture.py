@@ -13,9 +13,8 @@ from parapply.capture.blocks import BlockKind
 from parapply.capture.folder import look, names, read
 from tests.fixtures import warm
 from tests.fixtures.builtin import BuiltinSubscription
-from tests.fixtures.captures import TABLES, replay
+from tests.fixtures.captures import LATER, TABLES, replay, write_mixed
 from tests.fixtures.daemon import _environment as environment
-from tests.fixtures.streams import fill
 from tests.fixtures.table_rows import contents
 from tests.fixtures.two_phase import decide, write_prepared
 
@@ -28,45 +27,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.bare_target
 
-#: The column that comes in the middle, for tables that have it from the beginning.
-_LATER = "ALTER TABLE item ADD COLUMN more int DEFAULT 7"
-
 #: Passings at which a capture is killed, where it is not the first.
 _COUNTS = {"capture_written": (1, 5), "capture_synced": (1, 4), "capture_reported": (1, 2)}
-
-
-def _write(source: Database, turn: int) -> None:
-    """Write a mixed load: large transactions that overlap, subtransactions, prepared ones, TOAST, TRUNCATE, DDL."""
-    at = turn * 10_000
-    with source.session("begin") as one, source.session("begin") as other:
-        one.execute("BEGIN")
-        one.execute(fill("evt", at, 800))
-        one.execute("SAVEPOINT s")
-        one.execute(fill("evt", at + 5000, 800))
-        one.execute("ROLLBACK TO SAVEPOINT s")
-        other.execute("BEGIN")
-        other.execute(fill("item (id, v)", at, 800))
-        other.execute("COMMIT")
-        one.execute(fill("evt", at + 2000, 400))
-        other.execute("BEGIN")
-        other.execute(fill("item (id, v)", at + 3000, 900))
-        other.execute("ROLLBACK")
-        one.execute("COMMIT")
-    source.execute(f"INSERT INTO wide SELECT {at} + g, g, string_agg(md5(g::text || i), '')"
-                   " FROM generate_series(1, 3) AS g, generate_series(1, 300) AS i GROUP BY g")  # fmt: skip
-    source.execute(f"UPDATE wide SET n = n + 1 WHERE id > {at}; DELETE FROM item WHERE id % 7 = {turn};"
-                   f" UPDATE evt SET v = 'é' WHERE n / 20 = {at // 20}; DELETE FROM evt WHERE n = {at}")  # fmt: skip
-    source.execute(f"INSERT INTO gone VALUES ({at}); TRUNCATE gone; INSERT INTO gone VALUES ({at + 1})")
-    source.execute(f"INSERT INTO \"Odd.Name\" VALUES ({at}, 'ok', '2026-11-26 12:00+00', '{{1.50,NULL}}',"
-                   " '{\"word\": [1, \"2\"]}'), (0, 'sad', NULL, NULL, NULL) ON CONFLICT DO NOTHING")  # fmt: skip
-    for end in ("COMMIT", "ROLLBACK"):
-        gid = f"{source.dbname}_{turn}_{end}"
-        write_prepared(source, gid, f"INSERT INTO item (id, v) VALUES ({at + len(end) + 8000}, 'prepared')")
-        decide(source, gid, end)
-    if turn == 2:
-        source.execute(_LATER)
-    if turn >= 2:
-        source.execute(f"UPDATE item SET more = {turn} WHERE id BETWEEN {at} AND {at + 5}")
 
 
 @pytest.mark.crash
@@ -80,7 +42,7 @@ def test_a_killed_capture_goes_on_and_replays_as_the_subscription(
     """
     source = capture.source
     builtin_db = new_database(target_db.server)
-    builtin_db.execute(TABLES + _LATER)
+    builtin_db.execute(TABLES + LATER)
     subscription = BuiltinSubscription(source, builtin_db, two_phase=True)
     turn = 0
     for point in failpoints.CAPTURE_NAMES:
@@ -89,7 +51,7 @@ def test_a_killed_capture_goes_on_and_replays_as_the_subscription(
             assert killed.returncode == -signal.SIGKILL, (point, killed.stderr)
             if point not in ("capture_begun", "capture_slot"):
                 turn += 1
-                _write(source, turn)
+                write_mixed(source, turn)
     capture.go_on("--file-bytes", "40000")
     found = look(capture.folder)
     assert len(names(capture.folder)) > 2
@@ -243,7 +205,7 @@ def test_another_readers_slot_and_database_are_never_touched(capture: Capture, t
 def test_a_capture_ends_where_its_room_ends_and_goes_on_with_more(capture: Capture, target_db: Database) -> None:
     """Exit 1 and a line say that --max-bytes is reached; the slot keeps its place. Two settings leave equal tables."""
     capture.go_on()
-    _write(capture.source, 1)
+    write_mixed(capture.source, 1)
     full = capture.run("--max-bytes", "20000")
     assert (full.returncode, "--max-bytes = 20000 is reached" in full.stderr) == (1, True), full.stderr
     assert sum(path.stat().st_size for path in capture.folder.iterdir()) <= 20_000

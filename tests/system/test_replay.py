@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fixtures.captures import replay
+from tests.fixtures import warm
+from tests.fixtures.captures import replay, write_mixed
+from tests.fixtures.daemon import _environment as environment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.fixtures.captures import Capture
     from tests.fixtures.databases import Database
 
@@ -37,10 +41,10 @@ ALTER EVENT TRIGGER watch ENABLE ALWAYS;
 _PATH = r"$libdir:/a b\c' -c work_mem=9MB"
 
 
-def _write(capture: Capture, n_transactions: int) -> None:
+def _write(capture: Capture, n_transactions: int, first: int = 0) -> None:
     capture.go_on()
     capture.source.execute(
-        f"DO $$ BEGIN FOR i IN 1..{n_transactions} LOOP INSERT INTO gone VALUES (i); COMMIT; END LOOP; END $$"
+        f"DO $$ BEGIN FOR i IN 1..{n_transactions} LOOP INSERT INTO gone VALUES ({first} + i); COMMIT; END LOOP; END $$"
     )
     capture.go_on()
 
@@ -92,3 +96,99 @@ def test_another_setting_of_the_server_is_refused_before_the_first_run(capture: 
         refused = replay(capture.folder, target_db, *others, "--run", group)
         assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
     assert target_db.rows("SELECT count(*) FROM parapply_replay.runs") == [(0,)]
+
+
+def test_each_run_has_the_reports_verdict_and_a_line(capture: Capture, target_db: Database, tmp_path: Path) -> None:
+    """The limit is what the report says of the run's apply log. The log is kept where that is asked for."""
+    _write(capture, 200)
+    groups = ("--run", "apply.workers=1", "--run", "apply.workers=3 apply.max_batch_transactions=5")
+    plot, logs = tmp_path / "day.svg", tmp_path / "logs"
+    options = (*groups, "--set", f"applylog.directory={logs}", "--plot", str(plot))
+    done = replay(capture.folder, target_db, *options, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    limits = [run["limit"] for run in json.loads(done.stdout)["runs"]]
+    reported = []
+    for number, log in enumerate(logs.iterdir()):
+        report = warm.run(["report", str(log), "--out", str(tmp_path / f"{number}"), "--json"], environment(None), 100)
+        reported += [said["words"] for said in json.loads(report.stdout)["verdicts"].values()]
+    assert (sorted(limits), len(limits)) == (sorted(reported), 2)
+    drawing = plot.read_text(encoding="utf-8")
+    assert all(text in drawing for text in ("apply.workers=1", "apply.max_batch_transactions=5", 'id="run 1"'))
+    shown = replay(capture.folder, target_db, *groups)
+    assert all(limit[:40] in " ".join(shown.stdout.split()) for limit in limits), shown.stdout
+    refused = replay(capture.folder, target_db, "--plot", str(tmp_path / "day.txt"))
+    assert (refused.returncode, "name a file that ends in .svg or .png" in refused.stderr) == (2, True)
+
+
+def test_a_log_that_is_not_kept_is_there_until_its_run_is_done(
+    capture: Capture, target_db: Database, tmp_path: Path
+) -> None:
+    """Of a run that is killed it stays, so that the verdict is of the whole run; and nothing is left in the end."""
+    _write(capture, 40)
+    (tmp_path / "own").mkdir()
+    environ = {"TMPDIR": str(tmp_path / "own")}
+    groups = ("--run", "apply.workers=2 apply.max_batch_transactions=5")
+    killing = {**environ, "PARAPPLY_FAILPOINT": "committed:kill:3"}
+    killed = replay(capture.folder, target_db, *groups, environ=killing)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (folder,) = (tmp_path / "own").iterdir()
+    ((token,),) = target_db.rows("SELECT result->>'log' FROM parapply_replay.runs")
+    assert ([log.name for log in folder.iterdir()], folder.stat().st_mode & 0o777) == ([token], 0o700)
+    folder.chmod(0o755)
+    refused = replay(capture.folder, target_db, *groups, environ=environ)
+    assert (refused.returncode, "may be another user's" in refused.stderr) == (2, True), refused.stderr
+    folder.chmod(0o700)
+    done = replay(capture.folder, target_db, *groups, "--json", environ=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "of the time." in json.loads(done.stdout)["runs"][0]["limit"]
+    assert list(folder.iterdir()) == []
+
+
+def test_the_first_part_of_a_capture_predicts_all_of_it(capture: Capture, target_db: Database, tmp_path: Path) -> None:
+    """Each group is predicted, also the one that ran; what is really replayed later is shown beside that."""
+    for first in (0, 1500):
+        _write(capture, 1500, first)
+    groups = ("--run", "apply.workers=2", "--run", "apply.workers=4 target.synchronous_commit=off",
+              "--set", "apply.max_batch_transactions=50")  # fmt: skip
+    options = (*groups, "--predict", str(tmp_path / "log"), "--learn-changes", "1000", "--json")
+    wrong = replay(capture.folder, target_db, *options, "--speed", "1")
+    assert (wrong.returncode, "--learn-changes: give --predict" in wrong.stderr) == (2, True)
+    killed = replay(capture.folder, target_db, *options, environ={"PARAPPLY_FAILPOINT": "committed:kill:1"})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = replay(capture.folder, target_db, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = json.loads(done.stdout)
+    ((n_applied,),) = target_db.rows("SELECT count(*) FROM gone")
+    assert 1000 <= n_applied < 3000
+    assert (shown["learnt_from"]["settings"], shown["learnt_from"]["is_part"]) == ("apply.workers=2", True)
+    assert shown["learnt_from"]["capture_changes"] == 3000
+    assert [run["is_done"] for run in shown["runs"]] == [False, False]
+    measured = json.loads(replay(capture.folder, target_db, *groups, "--json").stdout)
+    assert measured["different_tables"] == []
+    beside = json.loads(replay(capture.folder, target_db, *options).stdout)["runs"]
+    for run, replayed, predicted in zip(beside, measured["runs"], shown["runs"], strict=True):
+        assert {**run, "predicted": None} == {**replayed, "predicted": None}
+        assert run["predicted"] == (one := predicted["predicted"])
+        assert 0 < one["least_s"] <= one["seconds"] <= one["most_s"]
+        # A queue is never longer than all of the work, and its minutes are the capture's.
+        assert 0 < one["most_late_s"] <= one["seconds"] + 0.001
+        assert [at for at, _ in one["late_by_minute"]] == [at for at, _ in replayed["late_by_minute"]]
+    table = replay(capture.folder, target_db, *options[:-1]).stdout
+    assert "predicted from the first part of the capture with apply.workers=2: all 3,000 changes" in table
+
+
+def test_changes_are_counted_as_the_log_counts_them(capture: Capture, target_db: Database, tmp_path: Path) -> None:
+    """Of transactions in progress, with parts that roll back, and of prepared ones."""
+    capture.go_on()
+    write_mixed(capture.source, 1)
+    capture.go_on()
+    log = tmp_path / "log"
+    options = ("--run", "apply.workers=2", "--predict", str(log), "--learn-changes", "1000000", "--json")
+    done = replay(capture.folder, target_db, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = json.loads(done.stdout)
+    lines = [line for path in log.glob("*/*.jsonl") for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = [counts for line in lines for counts in json.loads(line).get("rows", {}).values()]
+    assert shown["learnt_from"]["capture_changes"] == sum([sum(counts.values()) for counts in rows])
+    # The part is all of it, so the group is done, and nothing else is predicted.
+    assert [(run["is_done"], run["predicted"]) for run in shown["runs"]] == [(True, None)]
