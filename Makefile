@@ -11,7 +11,7 @@ MARK := $(VENV)/.made-by-make
 STAMP := $(VENV)/.up-to-date
 # Without Spark and what only tests and the benchmark need. An environment that has all of it stays as it is.
 DEMO_STAMP := $(VENV)/.up-to-date-for-demo
-EXTRAS := dev,docs,demo,report,top
+EXTRAS := dev,docs,demo,report,plot,top
 READY := $(if $(or $(wildcard $(STAMP)),$(filter-out demo,$(MAKECMDGOALS))),$(STAMP),$(DEMO_STAMP))
 # What the compiled hot path is made from; the manifest is the last file of its build.
 HOT_FOLDERS := . wire plan target/sql

@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from tests.fixtures.memory import memory_directory
 
-_PLUGINS = ("selection", "rotation", "clusters", "servers", "daemon", "ends", "spark")
+_PLUGINS = ("selection", "rotation", "clusters", "servers", "daemon", "ends", "spark", "captures")
 pytest_plugins = [f"tests.fixtures.{name}" for name in _PLUGINS]
 
 # How long an example takes says how busy the machine is, nothing else.

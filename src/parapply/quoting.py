@@ -38,6 +38,8 @@ _QUOTED: Final = re.compile(
 )
 #: Largest number of a character for which four digits are enough.
 _LAST_SHORT: Final = 0xFFFF
+#: Signs that are no part of an option, unless a backslash is before them.
+_BREAKS: Final = re.compile(r"[ \t\n\r\f\v\\]")
 _TO_LOWER: Final = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 
 
@@ -137,6 +139,18 @@ def setting(name: str, value: str) -> str:
     folds = _LISTS.get(name.lower())
     text = literal(value) if folds is None else ", ".join(map(literal, _listed(value, folds=folds))) or "''"
     return f"{qualified(*name.split('.'))} TO {text}"
+
+
+def startup_option(name: str, value: str) -> str:
+    """Return a setting as a part of `options` of a connection.
+
+    Source: `postinit.c`, pg_split_opts.
+
+    Raises:
+        ValueError: it has a NUL.
+    """
+    _check(name + value)
+    return "-c " + _BREAKS.sub(r"\\\g<0>", f"{name}={value}")
 
 
 def _listed(value: str, *, folds: bool) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,111 +13,25 @@ from parapply.capture.blocks import BlockKind
 from parapply.capture.folder import look, names, read
 from tests.fixtures import warm
 from tests.fixtures.builtin import BuiltinSubscription
+from tests.fixtures.captures import LATER, TABLES, replay, write_mixed
 from tests.fixtures.daemon import _environment as environment
-from tests.fixtures.streams import fill, stream_everything
 from tests.fixtures.table_rows import contents
 from tests.fixtures.two_phase import decide, write_prepared
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Mapping
     from pathlib import Path
 
+    from tests.fixtures.captures import Capture
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import NewDatabase
 
 pytestmark = pytest.mark.bare_target
 
-_TABLES = """
-CREATE TABLE item (id int PRIMARY KEY, v text);
-CREATE TABLE evt (n int, v text);
-CREATE TABLE wide (id int PRIMARY KEY, n int, big text);
-CREATE TABLE gone (id int PRIMARY KEY);
-CREATE TYPE mood AS ENUM ('sad', 'ok', 'glad');
-CREATE TABLE "Odd.Name" (a int, "b c" mood, t timestamptz, d numeric(10, 2)[], j jsonb, PRIMARY KEY (a, "b c"));
-ALTER TABLE evt REPLICA IDENTITY FULL;
-"""
-#: The column that comes in the middle, for tables that have it from the beginning.
-_LATER = "ALTER TABLE item ADD COLUMN more int DEFAULT 7"
-
-
 #: Passings at which a capture is killed, where it is not the first.
 _COUNTS = {"capture_written": (1, 5), "capture_synced": (1, 4), "capture_reported": (1, 2)}
 
 
-class _Capture(NamedTuple):
-    """A source with a kept slot, and the folder of its capture."""
-
-    source: Database
-    folder: Path
-    slot: str = "kept_capture"
-
-    def run(
-        self, *more: str, environ: Mapping[str, str] | None = None, source_dsn: str = ""
-    ) -> subprocess.CompletedProcess[str]:
-        """Capture all that the source has written by now, unless the options say otherwise."""
-        end = str(self.source.rows("SELECT pg_logical_emit_message(true, 'parapply test', '')")[0][0])
-        words = [
-            "capture", str(self.folder), "--source", source_dsn or self.source.source_role_dsn, "--publication", "pub",
-            "--kept-slot", self.slot, "--set", "source.two_phase=true", "--until", end, *more,
-        ]  # fmt: skip
-        return warm.run(words, environment(environ), 60)
-
-    def go_on(self, *more: str, environ: Mapping[str, str] | None = None, source_dsn: str = "") -> None:
-        """Capture as `run`, which must succeed."""
-        done = self.run(*more, environ=environ, source_dsn=source_dsn)
-        assert done.returncode == 0, done.stderr
-
-
-def _replay(
-    folder: Path, target: Database, *more: str, environ: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return warm.run(["replay", str(folder), "--target", target.dsn, *more], environment(environ), 100)
-
-
-@pytest.fixture
-def capture(source_db: Database, tmp_path: Path) -> _Capture:
-    """Tables, and a capture that has begun."""
-    source_db.execute(_TABLES + "CREATE PUBLICATION pub FOR ALL TABLES")
-    stream_everything(source_db)
-    return _Capture(source_db, tmp_path / "day", f"c_{source_db.dbname}")
-
-
-def _write(source: Database, turn: int) -> None:
-    """Write a mixed load: large transactions that overlap, subtransactions, prepared ones, TOAST, TRUNCATE, DDL."""
-    at = turn * 10_000
-    with source.session("begin") as one, source.session("begin") as other:
-        one.execute("BEGIN")
-        one.execute(fill("evt", at, 800))
-        one.execute("SAVEPOINT s")
-        one.execute(fill("evt", at + 5000, 800))
-        one.execute("ROLLBACK TO SAVEPOINT s")
-        other.execute("BEGIN")
-        other.execute(fill("item (id, v)", at, 800))
-        other.execute("COMMIT")
-        one.execute(fill("evt", at + 2000, 400))
-        other.execute("BEGIN")
-        other.execute(fill("item (id, v)", at + 3000, 900))
-        other.execute("ROLLBACK")
-        one.execute("COMMIT")
-    source.execute(f"INSERT INTO wide SELECT {at} + g, g, string_agg(md5(g::text || i), '')"
-                   " FROM generate_series(1, 3) AS g, generate_series(1, 300) AS i GROUP BY g")  # fmt: skip
-    source.execute(f"UPDATE wide SET n = n + 1 WHERE id > {at}; DELETE FROM item WHERE id % 7 = {turn};"
-                   f" UPDATE evt SET v = 'é' WHERE n / 20 = {at // 20}; DELETE FROM evt WHERE n = {at}")  # fmt: skip
-    source.execute(f"INSERT INTO gone VALUES ({at}); TRUNCATE gone; INSERT INTO gone VALUES ({at + 1})")
-    source.execute(f"INSERT INTO \"Odd.Name\" VALUES ({at}, 'ok', '2026-11-26 12:00+00', '{{1.50,NULL}}',"
-                   " '{\"word\": [1, \"2\"]}'), (0, 'sad', NULL, NULL, NULL) ON CONFLICT DO NOTHING")  # fmt: skip
-    for end in ("COMMIT", "ROLLBACK"):
-        gid = f"{source.dbname}_{turn}_{end}"
-        write_prepared(source, gid, f"INSERT INTO item (id, v) VALUES ({at + len(end) + 8000}, 'prepared')")
-        decide(source, gid, end)
-    if turn == 2:
-        source.execute(_LATER)
-    if turn >= 2:
-        source.execute(f"UPDATE item SET more = {turn} WHERE id BETWEEN {at} AND {at + 5}")
-
-
-def test_a_key_that_came_after_the_rows_identifies_them(capture: _Capture, target_db: Database) -> None:
+def test_a_key_that_came_after_the_rows_identifies_them(capture: Capture, target_db: Database) -> None:
     """A table is made and filled, and gets its key afterwards, as by `pgbench -i`: its updates and deletes apply."""
     capture.go_on()
     capture.source.execute("CREATE TABLE late (id int NOT NULL, v text)")
@@ -126,7 +40,7 @@ def test_a_key_that_came_after_the_rows_identifies_them(capture: _Capture, targe
     capture.source.execute("ALTER TABLE late ADD PRIMARY KEY (id)")
     capture.source.execute("UPDATE late SET v = 'new' WHERE id < 20; DELETE FROM late WHERE id > 90")
     capture.go_on()
-    done = _replay(capture.folder, target_db)
+    done = replay(capture.folder, target_db)
     assert done.returncode == 0, done.stdout + done.stderr
     assert contents(target_db, "public") == contents(capture.source, "public")
 
@@ -134,7 +48,7 @@ def test_a_key_that_came_after_the_rows_identifies_them(capture: _Capture, targe
 @pytest.mark.crash
 @pytest.mark.timeout(400)
 def test_a_killed_capture_goes_on_and_replays_as_the_subscription(
-    capture: _Capture, new_database: NewDatabase, target_db: Database
+    capture: Capture, new_database: NewDatabase, target_db: Database
 ) -> None:
     """Killed at each point, over and over, with load in between: nothing is missing, nothing comes twice.
 
@@ -142,7 +56,7 @@ def test_a_killed_capture_goes_on_and_replays_as_the_subscription(
     """
     source = capture.source
     builtin_db = new_database(target_db.server)
-    builtin_db.execute(_TABLES + _LATER)
+    builtin_db.execute(TABLES + LATER)
     subscription = BuiltinSubscription(source, builtin_db, two_phase=True)
     turn = 0
     for point in failpoints.CAPTURE_NAMES:
@@ -151,23 +65,23 @@ def test_a_killed_capture_goes_on_and_replays_as_the_subscription(
             assert killed.returncode == -signal.SIGKILL, (point, killed.stderr)
             if point not in ("capture_begun", "capture_slot"):
                 turn += 1
-                _write(source, turn)
+                write_mixed(source, turn)
     capture.go_on("--file-bytes", "40000")
     found = look(capture.folder)
     assert len(names(capture.folder)) > 2
     assert {place.header.kind for place in found.places} >= {BlockKind.RESUMED, BlockKind.POSITION, BlockKind.END}
     subscription.wait_caught_up()
     for point in ("committed:kill:3", "before_commit:kill:5", "advanced:kill:2"):
-        killed = _replay(capture.folder, target_db, "--set", "apply.workers=3", environ={"PARAPPLY_FAILPOINT": point})
+        killed = replay(capture.folder, target_db, "--set", "apply.workers=3", environ={"PARAPPLY_FAILPOINT": point})
         assert killed.returncode == -signal.SIGKILL, (point, killed.stderr)
-    done = _replay(capture.folder, target_db, "--set", "apply.workers=3", "--json")
+    done = replay(capture.folder, target_db, "--set", "apply.workers=3", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     wanted = contents(builtin_db, "public")
     assert len(wanted["evt"]) > 3000
     assert contents(target_db, "public") == wanted
 
 
-def test_a_redacted_capture_holds_no_word_and_its_keys_meet(capture: _Capture, target_db: Database) -> None:
+def test_a_redacted_capture_holds_no_word_and_its_keys_meet(capture: Capture, target_db: Database) -> None:
     """No word that was written is in any file; rows are as many, and join as before."""
     words = ["Gutenberg", "mühlheim", "Quarz-Uhr", "17.320508", "2019-03-14", "5772156649"]
     key = {"PARAPPLY_REDACT_KEY": "0123456789abcdef" * 4}
@@ -188,18 +102,18 @@ def test_a_redacted_capture_holds_no_word_and_its_keys_meet(capture: _Capture, t
     kept = b"".join([read(capture.folder, place) for place in found.places])
     assert [word for word in words if word.encode() in kept] == []
     assert b"mood" in kept
-    done = _replay(capture.folder, target_db)
+    done = replay(capture.folder, target_db)
     assert done.returncode == 0, done.stdout + done.stderr
     joined = (
         "SELECT count(*), count(DISTINCT p.name), sum(length(p.name)) FROM part AS p JOIN uses AS u ON u.part = p.name"
     )
     assert target_db.rows(joined) == capture.source.rows(joined)
     assert target_db.rows("SELECT count(*) FROM uses") == [(9,)]
-    refused = _replay(capture.folder, target_db, "--copy-of", capture.source.dsn)
+    refused = replay(capture.folder, target_db, "--copy-of", capture.source.dsn)
     assert (refused.returncode, "is redacted" in refused.stderr) == (2, True)
 
 
-def test_other_settings_are_predicted_from_one_run(capture: _Capture, target_db: Database, tmp_path: Path) -> None:
+def test_other_settings_are_predicted_from_one_run(capture: Capture, target_db: Database, tmp_path: Path) -> None:
     """The first group runs, the others are predicted from its log, and what has run before is shown beside it."""
     capture.go_on()
     capture.source.execute(
@@ -208,25 +122,25 @@ def test_other_settings_are_predicted_from_one_run(capture: _Capture, target_db:
     capture.go_on()
     groups = ("--run", "apply.workers=2", "--run", "apply.workers=4 target.synchronous_commit=off")
     options = (*groups, "--predict", str(tmp_path / "log"), "--json")
-    refused = _replay(capture.folder, target_db, *groups, "--run", "source.streaming=off", *options[-3:])
+    refused = replay(capture.folder, target_db, *groups, "--run", "source.streaming=off", *options[-3:])
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "apply.workers is in the first --run, so name it in the others" in refused.stderr
-    wrong = _replay(capture.folder, target_db, "--run", "apply.workers=2", "--run",
+    wrong = replay(capture.folder, target_db, "--run", "apply.workers=2", "--run",
                     "apply.workers=2 spill.directory=/tmp", *options[-3:])  # fmt: skip
     assert (wrong.returncode, "spill.directory cannot be predicted" in wrong.stderr) == (2, True)
-    done = _replay(capture.folder, target_db, *options)
+    done = replay(capture.folder, target_db, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     first, other = json.loads(done.stdout)["runs"]
     assert (first["is_done"], first["predicted"], other["is_done"], other["tables"]) == (True, None, False, {})
     assert 0 < other["predicted"]["least_s"] <= other["predicted"]["seconds"] <= other["predicted"]["most_s"]
-    measured = json.loads(_replay(capture.folder, target_db, *groups, "--json").stdout)
+    measured = json.loads(replay(capture.folder, target_db, *groups, "--json").stdout)
     assert measured["different_tables"] == []
-    beside = json.loads(_replay(capture.folder, target_db, *options).stdout)["runs"]
+    beside = json.loads(replay(capture.folder, target_db, *options).stdout)["runs"]
     assert beside[0] == first
     assert (beside[1]["seconds"], beside[1]["predicted"]) == (measured["runs"][1]["seconds"], other["predicted"])
 
 
-def test_a_torn_file_is_refused_by_name_and_the_capture_goes_on(capture: _Capture, target_db: Database) -> None:
+def test_a_torn_file_is_refused_by_name_and_the_capture_goes_on(capture: Capture, target_db: Database) -> None:
     """A file that ends within a block is named; the capture asks for it again, and rows of before are copied."""
     capture.source.execute("INSERT INTO item SELECT g, 'before' FROM generate_series(-50, -1) AS g")
     capture.go_on()
@@ -236,18 +150,18 @@ def test_a_torn_file_is_refused_by_name_and_the_capture_goes_on(capture: _Captur
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     last = capture.folder / names(capture.folder)[-1]
     last.write_bytes(last.read_bytes()[:-5])
-    torn = _replay(capture.folder, target_db)
+    torn = replay(capture.folder, target_db)
     assert (torn.returncode, f"{last.name} is not whole from byte" in torn.stderr) == (2, True), torn.stderr
     capture.go_on()
     # The source stands still, and has the rows of before in their last state: the changes are applied once more.
-    done = _replay(
+    done = replay(
         capture.folder, target_db, "--copy-of", capture.source.dsn, "--set", "conflict.insert_exists=apply_remote"
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert contents(target_db, "public")["item"] == contents(capture.source, "public")["item"]
 
 
-def test_roles_with_the_documented_rights_suffice(capture: _Capture, target_db: Database) -> None:
+def test_roles_with_the_documented_rights_suffice(capture: Capture, target_db: Database) -> None:
     """docs/PRIVILEGES.md: REPLICATION alone captures, also from schemas that the role may not use.
 
     The owner of the scratch database replays, over and over, with SELECT on the rows of before. Files are the owner's.
@@ -280,7 +194,7 @@ def test_roles_with_the_documented_rights_suffice(capture: _Capture, target_db: 
         source.execute(f"DROP OWNED BY {name}_c, {name}_r; DROP ROLE {name}_c, {name}_r")
 
 
-def test_another_readers_slot_and_database_are_never_touched(capture: _Capture, target_db: Database) -> None:
+def test_another_readers_slot_and_database_are_never_touched(capture: Capture, target_db: Database) -> None:
     """A slot that exists is refused, and so is a database with anything in it; a gap in the slot is seen."""
     capture.source.execute(f"SELECT pg_create_logical_replication_slot('{capture.slot}', 'pgoutput', false, true)")
     before = capture.source.rows(
@@ -294,7 +208,7 @@ def test_another_readers_slot_and_database_are_never_touched(capture: _Capture, 
     other = capture._replace(folder=capture.folder.with_name("other"))
     other.go_on()
     target_db.execute("CREATE TABLE mine (a int)")
-    refused = _replay(other.folder, target_db)
+    refused = replay(other.folder, target_db)
     assert (refused.returncode, "it has public.mine" in refused.stderr) == (4, True), refused.stderr
     capture.source.execute("INSERT INTO evt VALUES (1, '')")
     capture.source.execute(f"SELECT pg_replication_slot_advance('{capture.slot}', pg_current_wal_lsn())")
@@ -302,19 +216,19 @@ def test_another_readers_slot_and_database_are_never_touched(capture: _Capture, 
     assert (refused.returncode, "cannot go on, and is whole up to" in refused.stderr) == (2, True), refused.stderr
 
 
-def test_a_capture_ends_where_its_room_ends_and_goes_on_with_more(capture: _Capture, target_db: Database) -> None:
+def test_a_capture_ends_where_its_room_ends_and_goes_on_with_more(capture: Capture, target_db: Database) -> None:
     """Exit 1 and a line say that --max-bytes is reached; the slot keeps its place. Two settings leave equal tables."""
     capture.go_on()
-    _write(capture.source, 1)
+    write_mixed(capture.source, 1)
     full = capture.run("--max-bytes", "20000")
     assert (full.returncode, "--max-bytes = 20000 is reached" in full.stderr) == (1, True), full.stderr
     assert sum(path.stat().st_size for path in capture.folder.iterdir()) <= 20_000
     capture.go_on()
-    done = _replay(capture.folder, target_db, "--speed", "1000", "--json")
+    done = replay(capture.folder, target_db, "--speed", "1000", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert contents(target_db, "public")["evt"] == contents(capture.source, "public")["evt"]
     groups = ("--run", "apply.workers=1", "--run", "apply.workers=3 apply.max_batch_transactions=2")
-    both = _replay(capture.folder, target_db, *groups, "--json")
+    both = replay(capture.folder, target_db, *groups, "--json")
     assert both.returncode == 0, both.stdout + both.stderr
     shown = json.loads(both.stdout)
     assert (shown["different_tables"], [run["is_done"] for run in shown["runs"]]) == ([], [True, True])

@@ -46,6 +46,14 @@ def test_each_name_of_a_list_is_a_literal_of_its_own(names: list[str]) -> None:
     assert quoting.setting("search_path", stored) == f'"search_path" TO {values}'
 
 
+@given(st.lists(_TEXTS, min_size=1, max_size=4))
+def test_an_option_of_a_connection_is_one_word(values: list[str]) -> None:
+    """Words end at a space, and a backslash takes the next sign as it is, as in `pg_split_opts`."""
+    made = " ".join([quoting.startup_option("work_mem", value) for value in values])
+    words = [re.sub(r"\\(.)", r"\1", one, flags=re.DOTALL) for one in re.findall(r"(?:\\.|[^\\\s])+", made, re.DOTALL)]
+    assert words == [word for value in values for word in ("-c", f"work_mem={value}")]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

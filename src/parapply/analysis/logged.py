@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.analysis.more_workers import BATCHES, ENOUGH
 from parapply.analysis.prediction import Log, Second
@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 _FILES: Final = "*.jsonl"
 
 
-def predicted_of(folder: Path, changes: Sequence[Change]) -> tuple[float, list[Predicted]]:
+class LoggedRun(NamedTuple):
+    """The part of a run that was played, and predictions for it. Only their ratio holds for more than the part."""
+
+    seconds: float
+    changes: int  # applied in these
+    predictions: list[Predicted]
+
+
+def predicted_of(folder: Path, changes: Sequence[Change]) -> LoggedRun:
     """Return a prediction for each change, from the log of one slot.
 
     The latest run with enough batches is taken, else the longest one, as the report does, and the last batches of it.
@@ -33,10 +41,6 @@ def predicted_of(folder: Path, changes: Sequence[Change]) -> tuple[float, list[P
     Args:
         folder: of the log, which has one slot's closed files.
         changes: to predict.
-
-    Returns:
-        The seconds that the played part took, and the predictions for it. It is the end of a run, so only their ratio
-        holds for the whole.
 
     Raises:
         ReportRefused: it has no batch, or a line that is no record.
@@ -56,12 +60,13 @@ def predicted_of(folder: Path, changes: Sequence[Change]) -> tuple[float, list[P
     found = [recorded_of(records) for records in runs.values()]
     played = sorted((run for run in found if run[0]), key=lambda run: max(one.committed_s for one in run[0]))
     if not played:
-        raise ReportRefused(f"{folder} has no batch to predict from")
+        raise ReportRefused(f"{folder} has no batch to predict from", hint="repeat the run with --again")
     enough = [run for run in played if len(run[0]) >= ENOUGH]
     recorded, seconds = enough[-1] if enough else max(played, key=lambda run: len(run[0]))
     recorded = recorded[-BATCHES:]
     log = Log(recorded, [one for one in seconds if one.ended_s > recorded[0].received_s])
-    return log.measured_s, [log.predict(change) for change in changes]
+    n_changes = sum([one.changes for one in recorded])
+    return LoggedRun(log.measured_s, n_changes, [log.predict(change) for change in changes])
 
 
 def recorded_of(records: Iterable[Record]) -> tuple[list[Recorded], list[Second]]:

@@ -31,7 +31,8 @@ _MANY: Final = (BLUE, ORANGE, GREEN, PURPLE, TEAL, BROWN, RED)
 #: Bars that a list shows; the rest is in the tables.
 MOST_BARS: Final = 12
 _MOST_LINES: Final = 6
-_MARKED_POINTS: Final = 40
+#: Points up to which each is marked.
+MARKED_POINTS: Final = 40
 _DENSE_DECADES: Final = 2.5
 
 
@@ -71,7 +72,7 @@ def series(rows: Rows, times: list[datetime], value: Callable[[dict[str, Any]], 
 
 def line(name: str, times: list[datetime], values: Iterable[float | None], color: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  whatever Plotly takes
     """Return a line over time; a None is a gap."""
-    mode = "lines+markers" if len(times) <= _MARKED_POINTS else "lines"
+    mode = "lines+markers" if len(times) <= MARKED_POINTS else "lines"
     return {
         "type": "scatter",
         "mode": mode,

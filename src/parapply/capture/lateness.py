@@ -31,6 +31,35 @@ class Late(msgspec.Struct, frozen=True, kw_only=True):
         return Late(most_s=latest.most_s, most_at_us=latest.most_at_us, minutes=minutes)
 
 
+class Queue:
+    """Marks that queue as they did on their day, or whose lateness is known."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._minutes: dict[int, float] = {}
+        self._most_s = 0.0
+        self._most_at_us = 0
+        self._done_us = 0.0
+
+    def take(self, arrival_us: int, work_us: float) -> None:
+        """Take a mark that begins when it came, or when the one before is done."""
+        self._done_us = max(self._done_us, arrival_us) + work_us
+        self.note(arrival_us, (self._done_us - arrival_us) / 1e6)
+
+    def note(self, arrival_us: int, late_s: float) -> None:
+        """Take a mark that was late."""
+        minute, late_s = arrival_us // _MINUTE_US, max(0.0, late_s)
+        self._minutes[minute] = max(self._minutes.get(minute, 0.0), late_s)
+        if late_s >= self._most_s:
+            self._most_s, self._most_at_us = late_s, arrival_us
+
+    @property
+    def result(self) -> Late:
+        """Return the result so far."""
+        minutes = {minute: round(late_s, 3) for minute, late_s in self._minutes.items()}
+        return Late(most_s=round(self._most_s, 3), most_at_us=self._most_at_us, minutes=minutes)
+
+
 class Lateness:
     """Filled by a stream: `given` when frames are handed over, `applied` with each report."""
 
@@ -38,11 +67,8 @@ class Lateness:
         """Know nothing yet."""
         self._is_paced = is_paced
         self._marks: deque[tuple[int, int, float]] = deque()
-        self._minutes: dict[int, float] = {}
-        self._most_s = 0.0
-        self._most_at_us = 0
+        self._queue = Queue()
         self._applied_s: float | None = None
-        self._done_us = 0.0
 
     def given(self, end_lsn: int, arrival_us: int, due_s: float) -> None:
         """Take the end of transactions that are handed over now.
@@ -66,18 +92,12 @@ class Lateness:
         work_us = max(0.0, now_s - (self._applied_s or now_s)) * 1e6 / len(done)
         self._applied_s = now_s
         for _, arrival_us, due_s in done:
-            self._done_us = max(self._done_us, arrival_us) + work_us
-            late_s = now_s - due_s if self._is_paced else (self._done_us - arrival_us) / 1e6
-            self._note(arrival_us, max(0.0, late_s))
-
-    def _note(self, arrival_us: int, late_s: float) -> None:
-        minute = arrival_us // _MINUTE_US
-        self._minutes[minute] = max(self._minutes.get(minute, 0.0), late_s)
-        if late_s >= self._most_s:
-            self._most_s, self._most_at_us = late_s, arrival_us
+            if self._is_paced:
+                self._queue.note(arrival_us, now_s - due_s)
+            else:
+                self._queue.take(arrival_us, work_us)
 
     @property
     def result(self) -> Late:
         """Return the result so far."""
-        minutes = {minute: round(late_s, 3) for minute, late_s in self._minutes.items()}
-        return Late(most_s=round(self._most_s, 3), most_at_us=self._most_at_us, minutes=minutes)
+        return self._queue.result

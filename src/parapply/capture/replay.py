@@ -2,21 +2,30 @@
 
 The state of the daemon in the scratch database says how far a run has come, so a run that was stopped goes on there,
 exactly once, as after any stop. Results are kept beside it. After each run the tables are compared with the run before.
+The apply log of a run gives its verdict, and predictions of other settings.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import os
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 from psycopg import sql
 
 from parapply import connect, logs
 from parapply.capture import folder as folders
+from parapply.capture import server_settings
+from parapply.capture.arrivals import Arrivals, arrivals
 from parapply.capture.connector import CapturedConnector
 from parapply.capture.lateness import Late, Lateness
 from parapply.capture.scratch import MARK, Scratch, left_out, shapes_of
@@ -36,9 +45,9 @@ from parapply.target.state.schema import in_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from parapply.capture.folder import CaptureFound
+    from parapply.capture.records import Shapes
     from parapply.config import Config
     from parapply.login import Login
     from parapply.target.session import settings
@@ -57,7 +66,9 @@ class ReplayOptions(NamedTuple):
     speed: float  # 1.0: at the pace of the day; infinity: as fast as it goes
     is_despite_torn: bool
     is_again: bool
+    verdict: Callable[[Path], str] | None  # of a run by its apply log; None: as `status` shows it
     log: Path | None = None  # for the apply log of the first group; the others do not run then
+    learn_changes: int = 0  # of the first group's run; 0: all of them
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,16 +78,26 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     is_done: bool = False
     seconds: float = 0.0
     late: Late = Late()
-    limit: str = ""  # the verdict of the daemon's last minutes, as `status` shows it; empty: too short for one
+    limit: str = ""  # the verdict; empty: too short for one
+    log: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] = ""  # name of the folder of its apply log
     sums: dict[str, tuple[int, str]] = {}  # rows and checksum, by table
     failure: str = ""
+
+
+class Learnt(NamedTuple):
+    """A run that predictions are learnt from."""
+
+    run: RunResult
+    log: Path  # folder of its apply log
+    arrivals: Arrivals  # of the whole capture
+    is_part: bool  # the run ended before the capture
 
 
 class ReplayOutcome(NamedTuple):
     """All runs."""
 
     runs: list[RunResult]  # of each group of settings, in order; less where it was stopped
-    log: Path | None  # folder of the apply log of the first group's run
+    learnt: Learnt | None  # None: nothing is to be predicted
     lines: list[str]  # about what is not as it was
     is_stopped: bool
     different: list[str]  # tables that are not equal after all runs
@@ -109,18 +130,34 @@ def replay(
     if not places[-1].header.end_lsn:
         raise CaptureRefused("the capture ended before its slot was made", hint="delete the folder, and begin again")
     _check_options(found)
-    configs = [_of_capture(load(group), found, has_rows=options.copy_of is not None) for group in groups]
-    logs.configure(configs[0].log.level, configs[0].log.format)
+    runs = [_group(load, pairs, found, has_rows=options.copy_of is not None) for pairs in groups]
+    logs.configure(runs[0].config.log.level, runs[0].config.log.format)
     calm_garbage_collector()
-    names = [" ".join(group) or "as configured" for group in groups]
-    if len(set(names)) < len(names):
+    if len({run.name for run in runs}) < len(runs):
         raise ConfigError("--run: two groups of settings are the same")
-    read = Read(options.folder, places, found.start.options.get("streaming") == "parallel", options.speed)
-    every = _Replay(found, read, options)
-    if options.log is not None:
-        log = msgspec.structs.replace(configs[0].applylog, directory=every.log_of(names[0], options.log))
-        configs[0] = msgspec.structs.replace(configs[0], applylog=log)
-    return asyncio.run(every.all(list(zip(names, configs, strict=True))))
+    is_parallel = found.start.options.get("streaming") == "parallel"
+    read = Read(options.folder, places, is_parallel, options.speed, places[-1].header.end_lsn)
+    return asyncio.run(_all(found, read, options, runs))
+
+
+async def _all(found: CaptureFound, read: Read, options: ReplayOptions, runs: Sequence[_Group]) -> ReplayOutcome:
+    shapes = shapes_of(options.folder, read.places, without=runs[0].config.target.state_schema)
+    every = _Replay(found, read, options, shapes)
+    if options.log is None:
+        return every.outcome(await every.all(runs), None)
+    came = arrivals(read, options.learn_changes or sys.maxsize)
+    learning = _Replay(found, read._replace(until_lsn=came.part_lsn), options, shapes)
+    (run,) = await learning.all(runs[:1])
+    learnt = Learnt(run, options.log / run.log, came, is_part=came.part_lsn < read.until_lsn)
+    every.is_stopped = learning.is_stopped
+    return every.outcome(await every.known(runs), learnt)
+
+
+def _group(
+    load: Callable[[Sequence[str]], Config], pairs: Sequence[str], found: CaptureFound, *, has_rows: bool
+) -> _Group:
+    own, server = server_settings.divided(pairs)
+    return _Group(" ".join(pairs) or "as configured", _of_capture(load(own), found, has_rows=has_rows), server)
 
 
 def _check_options(found: CaptureFound) -> None:
@@ -158,62 +195,123 @@ def _of_capture(config: Config, found: CaptureFound, *, has_rows: bool) -> Confi
     )  # fmt: skip
 
 
-class _Replay:
-    """All runs of one command."""
+def _folder_of_logs() -> Path:
+    """Return the folder for logs that are needed until a run is done.
 
-    def __init__(self, found: CaptureFound, read: Read, options: ReplayOptions) -> None:
+    Raises:
+        ConfigError: it cannot be made, or may be another user's.
+    """
+    folder = Path(tempfile.gettempdir()) / f"parapply-replay-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}", hint="set TMPDIR to a folder of your own") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(f"{folder} may be another user's", hint="set TMPDIR to a folder of your own")
+    return folder
+
+
+class _Group(NamedTuple):
+    """A run that is asked for."""
+
+    name: str
+    config: Config
+    server: dict[str, str]  # settings of the target's server
+
+
+class _Replay:
+    """Runs of one command, up to one end."""
+
+    def __init__(self, found: CaptureFound, read: Read, options: ReplayOptions, shapes: Shapes) -> None:
         self._found = found
         self._read = read
         self._options = options
-        self._end_lsn = read.places[-1].header.end_lsn
-        self._is_stopped = False
+        self._shapes = shapes
+        self.is_stopped = False
 
-    async def all(self, runs: Sequence[tuple[str, Config]]) -> ReplayOutcome:
+    async def all(self, runs: Sequence[_Group]) -> list[RunResult]:
+        """Do all runs that are not done."""
         results: list[RunResult] = []
-        shapes = shapes_of(self._options.folder, self._read.places, without=runs[0][1].target.state_schema)
-        is_predicted = self._options.log is not None
-        for number, (name, config) in enumerate(runs):
-            if self._is_stopped:
+        for run in [await self._checked(run) for run in runs]:
+            if self.is_stopped:
                 break
-            conn = await connect.open_target(config, "replay")
-            async with conn:
-                if number and is_predicted:
-                    results.append(await self._load(conn, name) or RunResult(settings=name))
-                    continue
-                scratch = Scratch(conn, config.target.state_schema, shapes)
-                results.append(await self._one(name, config, scratch, conn))
+            async with await connect.open_target(run.config, "replay") as conn:
+                results.append(await self._one(run, self._scratch(conn, run.config), conn))
+        return results
+
+    async def known(self, runs: Sequence[_Group]) -> list[RunResult]:
+        """Return what is known of runs, and do none."""
+        async with await connect.open_target(runs[0].config, "replay") as conn:
+            return [await self._load(conn, run.name) or RunResult(settings=run.name) for run in runs]
+
+    def outcome(self, results: list[RunResult], learnt: Learnt | None) -> ReplayOutcome:
+        """Return all results together."""
         done = [run for run in results if run.is_done]
         different = sorted({table for run in done for table, found in run.sums.items() if done[0].sums[table] != found})
-        log = runs[0][1].applylog.directory
-        return ReplayOutcome(results, log, left_out(shapes), self._is_stopped, different)
+        return ReplayOutcome(results, learnt, left_out(self._shapes), self.is_stopped, different)
 
-    async def _one(self, name: str, config: Config, scratch: Scratch, conn: settings.Connection) -> RunResult:
+    def _scratch(self, conn: settings.Connection, config: Config) -> Scratch:
+        return Scratch(conn, config.target.state_schema, self._shapes)
+
+    async def _checked(self, run: _Group) -> _Group:
+        """Return a run with the server's settings for its sessions, unless it is done already."""
+        if not run.server:
+            return run
+        async with await connect.open_target(run.config, "replay") as conn:
+            await self._scratch(conn, run.config).mark()
+            before = await self._before(conn, run.name)
+            if before is not None and before.is_done:
+                return run
+            return run._replace(config=await server_settings.for_sessions(conn, run.config, run.server))
+
+    async def _before(self, conn: settings.Connection, name: str) -> RunResult | None:
+        """Return the result of a run that goes on, or is done; None: it is to begin."""
+        found = None if self._options.is_again else await self._load(conn, name)
+        if found is None or self._options.log is None or (self._options.log / found.log).is_dir():
+            return found
+        # Nothing can be learnt from a run without its log.
+        return None
+
+    async def _one(self, run: _Group, scratch: Scratch, conn: settings.Connection) -> RunResult:
         await scratch.mark()
-        before = None if self._options.is_again else await self._load(conn, name)
+        before = await self._before(conn, run.name)
         if before is not None and before.is_done:
             return before
         if before is None:
-            await scratch.empty()
-            await self._forget_unfinished(conn)
-            await scratch.make()
-            if self._options.copy_of is not None:
-                async with await slot.connect(self._options.copy_of, application_name="parapply replay") as there:
-                    await scratch.copy_from(there)
-            before = RunResult(settings=name)
-            await self._keep(conn, before)
+            before = await self._begin(run.name, scratch, conn)
+        own = self._options.log or run.config.applylog.directory
+        log = (own or _folder_of_logs()) / before.log
+        applylog = msgspec.structs.replace(run.config.applylog, directory=log)
+        config = msgspec.structs.replace(run.config, applylog=applylog)
         lateness = Lateness(is_paced=self._read.speed < float("inf"))
         began_s = time.monotonic()
         failure = await self._run(config, lateness, scratch.tables)
         result = msgspec.structs.replace(
             before,
-            is_done=not self._is_stopped and not failure,
+            is_done=not self.is_stopped and not failure,
             seconds=round(before.seconds + time.monotonic() - began_s, 3),
             late=before.late.joined(lateness.result),
-            limit=await self._limit(conn, config),
             failure=failure,
         )
+        if not self.is_stopped:
+            result = msgspec.structs.replace(result, limit=await self._limit(conn, config, log))
         if result.is_done:
             result = msgspec.structs.replace(result, sums=await scratch.sums())
+        await self._keep(conn, result)
+        if result.is_done and own is None:
+            shutil.rmtree(log, ignore_errors=True)
+        return result
+
+    async def _begin(self, name: str, scratch: Scratch, conn: settings.Connection) -> RunResult:
+        """Make the tables."""
+        await scratch.empty()
+        await self._forget_unfinished(conn)
+        await scratch.make()
+        if self._options.copy_of is not None:
+            async with await slot.connect(self._options.copy_of, application_name="parapply replay") as there:
+                await scratch.copy_from(there)
+        result = RunResult(settings=name, log=secrets.token_hex(8))
         await self._keep(conn, result)
         return result
 
@@ -225,21 +323,27 @@ class _Replay:
             CapturedConnector, start=self._found.start, read=self._read, lateness=lateness, tables=tables
         )
         host = Host(signals, Notifier(), connector=connector)
-        leader = Leader(Reloader(config, lambda: config), Until(lsn=self._end_lsn), host, takeover=False)
+        leader = Leader(Reloader(config, lambda: config), Until(lsn=self._read.until_lsn), host, takeover=False)
         try:
             await leader.run()
         except ParapplyError as error:
             return error.line()
         finally:
-            self._is_stopped = signals.is_stop
+            self.is_stopped = signals.is_stop
         return ""
 
-    async def _limit(self, conn: settings.Connection, config: Config) -> str:
+    async def _limit(self, conn: settings.Connection, config: Config, log: Path) -> str:
+        """Return the verdict of a run, in words."""
+        if self._options.verdict is not None:
+            try:
+                return self._options.verdict(log)
+            except ParapplyError as error:
+                return f"no verdict: {error.line()}"
         query = in_schema("SELECT limits FROM {s}.slots WHERE slot_name = $1", config.target.state_schema)
         with target_errors("reading the verdict"):
             found = await rows(conn, query, [config.source.slot])
         limits = found[0][0] if found else None
-        return str(limits.get("words", "")) if isinstance(limits, dict) else ""
+        return f"Of its last minutes: {limits.get('words', '')}" if isinstance(limits, dict) else ""
 
     async def _load(self, conn: settings.Connection, name: str) -> RunResult | None:
         query = sql.SQL("SELECT result::text FROM {}.runs WHERE capture = $1 AND settings = $2").format(
@@ -263,11 +367,7 @@ class _Replay:
         with target_errors("writing the results"):
             await rows(conn, query, [self._found.capture, self._key(result.settings), result.is_done, text])
 
-    def log_of(self, name: str, folder: Path) -> Path:
-        """Return the folder of a run's apply log: no other run is in it, but for repetitions of the same one."""
-        key = f"{self._found.capture} {self._key(name)}"
-        return folder / hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
-
     def _key(self, name: str) -> str:
         """Return what a result is of: the settings, the speed, and how far the capture went."""
-        return f"{name} | speed {self._read.speed:g} | up to {self._end_lsn} | rows {self._options.copy_of is not None}"
+        has_rows = self._options.copy_of is not None
+        return f"{name} | speed {self._read.speed:g} | up to {self._read.until_lsn} | rows {has_rows}"

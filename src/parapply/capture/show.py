@@ -15,25 +15,28 @@ from parapply.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.capture.replay import ReplayOutcome, RunResult
+    from parapply.capture.lateness import Late
+    from parapply.capture.replay import Learnt, ReplayOutcome, RunResult
 
 
 class Forecast(NamedTuple):
-    """The time that a run is predicted to take."""
+    """A prediction of a run."""
 
     seconds: float
     least_s: float
     most_s: float
     limit: str
+    late: Late | None  # None: nothing is said of it, as of a run with a pace
 
 
 def document(outcome: ReplayOutcome, late_after_s: float, forecasts: Sequence[Forecast | None]) -> dict[str, Any]:
     """Return all results as JSON has them; times are UTC."""
     return {
         "runs": [
-            {**_run(run, late_after_s), "predicted": forecast._asdict() if forecast else None}
+            {**_run(run, late_after_s), "predicted": _predicted(forecast, late_after_s) if forecast else None}
             for run, forecast in zip(outcome.runs, forecasts, strict=True)
         ],
+        "learnt_from": _learnt(outcome.learnt) if outcome.learnt else None,
         "left_out": outcome.lines,
         "different_tables": outcome.different,
         "is_stopped": outcome.is_stopped,
@@ -41,41 +44,67 @@ def document(outcome: ReplayOutcome, late_after_s: float, forecasts: Sequence[Fo
 
 
 def _run(run: RunResult, late_after_s: float) -> dict[str, Any]:
-    late = run.late
-    over = sorted([minute for minute, late_s in late.minutes.items() if late_s > late_after_s])
     return {
         "settings": run.settings,
         "is_done": run.is_done,
         "seconds": run.seconds,
+        **_late(run.late, late_after_s),
+        "limit": run.limit or None,
+        "failure": run.failure or None,
+        "tables": {name: {"rows": found[0], "checksum": found[1]} for name, found in sorted(run.sums.items())},
+    }
+
+
+def _predicted(forecast: Forecast, late_after_s: float) -> dict[str, Any]:
+    times = {name: round(getattr(forecast, name), 3) for name in ("seconds", "least_s", "most_s")}
+    late = _late(forecast.late, late_after_s) if forecast.late else {}
+    return {**times, "limit": forecast.limit, **late}
+
+
+def _late(late: Late, late_after_s: float) -> dict[str, Any]:
+    over = sorted([minute for minute, late_s in late.minutes.items() if late_s > late_after_s])
+    return {
         "most_late_s": late.most_s,
         "most_late_at": _at(late.most_at_us // 1_000_000) if late.most_at_us else None,
         "late_since": _at(over[0] * 60) if over else None,
         "late_minutes": len(over),
-        "limit": run.limit or None,
-        "failure": run.failure or None,
-        "tables": {name: {"rows": found[0], "checksum": found[1]} for name, found in sorted(run.sums.items())},
         "late_by_minute": [[_at(minute * 60), late_s] for minute, late_s in sorted(late.minutes.items())],
     }
+
+
+def _learnt(learnt: Learnt) -> dict[str, Any]:
+    run = learnt.run
+    return {
+        "settings": run.settings, "is_done": run.is_done, "seconds": run.seconds, "is_part": learnt.is_part,
+        "capture_changes": learnt.arrivals.n_changes, "failure": run.failure or None,
+    }  # fmt: skip
 
 
 def _at(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def _predicted(forecast: Forecast | None) -> list[str]:
-    if forecast is None:
-        return ["", ""]
-    times = [brief(one) for one in (forecast.seconds, forecast.least_s, forecast.most_s)]
-    return [f"{times[0]} ({times[1]} to {times[2]})", forecast.limit]
-
-
-def _measured(run: RunResult, late_after_s: float) -> list[str]:
-    one = _run(run, late_after_s)
-    n_rows = sum(found[0] for found in run.sums.values())
+def _cells(one: dict[str, Any]) -> list[str]:
+    """Return when and for how long a run or a prediction is late, of what `_late` returns."""
+    if "most_late_s" not in one:
+        return ["", "", ""]
     since = f"{one['late_minutes']} min since {one['late_since']}" if one["late_since"] else "never"
+    return [brief(one["most_late_s"]), one["most_late_at"] or "", since]
+
+
+def _row_of_run(run: RunResult, late_after_s: float) -> list[str]:
+    if not (run.is_done or run.failure or run.seconds):
+        return ["not run", "", "", "", "", ""]
+    n_rows = sum(found[0] for found in run.sums.values())
     equal = f"{number(n_rows)} rows" if run.is_done else "stopped" if not run.failure else "failed"
-    limit = run.failure or run.limit or "too short to say"
-    return [brief(run.late.most_s), one["most_late_at"] or "", since, equal, limit]
+    limit = run.failure or run.limit or ("too short to say" if run.is_done else "")
+    return [brief(run.seconds), *_cells(_run(run, late_after_s)), equal, limit]
+
+
+def _row_of_forecast(forecast: Forecast, late_after_s: float) -> list[str]:
+    times = [brief(one) for one in (forecast.seconds, forecast.least_s, forecast.most_s)]
+    cells = _cells(_predicted(forecast, late_after_s))
+    return [f"{times[0]} ({times[1]} to {times[2]})", *cells, "predicted", forecast.limit]
 
 
 def show(outcome: ReplayOutcome, late_after_s: float, forecasts: Sequence[Forecast | None], *, as_json: bool) -> None:
@@ -94,24 +123,30 @@ def show(outcome: ReplayOutcome, late_after_s: float, forecasts: Sequence[Foreca
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    is_predicted = any(forecasts)
-    titles = ["most late", "at", f"over {brief(late_after_s)}", "tables", "limit"]
-    more = ["predicted", "by limit"] if is_predicted else []
-    table = Table("settings", "took", *more, *titles, box=None)
+    titles = ["took", "most late", "at", f"over {brief(late_after_s)}", "tables", "limited by"]
+    table = Table("settings", *titles, box=None)
     for run, forecast in zip(outcome.runs, forecasts, strict=True):
-        is_run = run.is_done or bool(run.failure) or bool(run.seconds)
-        cells = [
-            run.settings,
-            brief(run.seconds) if is_run else "not run",
-            *(_predicted(forecast) if is_predicted else ()),
-            *(_measured(run, late_after_s) if is_run else [""] * 5),
-        ]
-        table.add_row(*[Text(cell) for cell in cells])
+        rows = [_row_of_run(run, late_after_s), *([_row_of_forecast(forecast, late_after_s)] if forecast else [])]
+        for name, row in zip((run.settings, ""), rows, strict=False):
+            table.add_row(*[Text(cell) for cell in (name, *row)])
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
     console.print(table)
+    if outcome.learnt is not None:
+        _show_learnt(outcome.learnt)
     for line in outcome.lines:
         click.echo(f"left out: {line}")
     if outcome.different:
         click.echo(f"different after the runs: {printable(', '.join(outcome.different))}")
     elif len([run for run in outcome.runs if run.is_done]) > 1:
         click.echo("all tables are equal after all runs")
+
+
+def _show_learnt(learnt: Learnt) -> None:
+    run, of_changes = learnt.run, f"{number(learnt.arrivals.n_changes)} changes"
+    if run.failure:
+        click.echo(f"learning from {printable(run.settings)} failed: {run.failure}")
+    elif learnt.is_part:
+        click.echo(
+            f"predicted from the first part of the capture with {printable(run.settings)}: all {of_changes} are taken"
+            " to be like it"
+        )

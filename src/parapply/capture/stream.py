@@ -41,7 +41,8 @@ _KIND_AT: Final = FRAME_HEADER_BYTES
 _BEGIN_LSN: Final = slice(FRAME_HEADER_BYTES + 1, FRAME_HEADER_BYTES + 9)
 _XID_AT: Final = FRAME_HEADER_BYTES + 1
 _BEHIND_XID: Final = FRAME_HEADER_BYTES + 5
-_WITH_FRAMES: Final = frozenset({BlockKind.FRAMES, BlockKind.RESUMED})
+#: Blocks whose frames came, also those that the capture made.
+WITH_FRAMES: Final = frozenset({BlockKind.FRAMES, BlockKind.RESUMED})
 
 
 class Read(NamedTuple):
@@ -51,6 +52,7 @@ class Read(NamedTuple):
     places: Sequence[CapturedBlock]  # of all blocks up to the last moment between transactions
     is_parallel: bool  # streaming was 'parallel'
     speed: float  # 1.0: as it came; infinity: as fast as it goes
+    until_lsn: int  # end of the last transaction that is read
 
 
 class After:
@@ -209,12 +211,15 @@ class CapturedStream:
         places = self._read.places
         first = first_place(places, self._given_lsn)
         for place in places[first:]:
+            if self._given_lsn >= self._read.until_lsn:
+                break
             kind = place.header.kind
             is_first = kind is BlockKind.RELATIONS and place.file == places[first].file
-            if kind in _WITH_FRAMES or is_first:
+            if kind in WITH_FRAMES or is_first:
                 _, groups = await asyncio.to_thread(folders.groups, self._read.folder, place)
                 for group in groups:
-                    await self._give(group)
+                    if self._given_lsn < self._read.until_lsn:
+                        await self._give(group)
             elif kind is BlockKind.POSITION and place.header.end_lsn > self._given_lsn:
                 self._given_lsn = place.header.end_lsn
                 self._hold(self._position_frame())

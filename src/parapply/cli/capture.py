@@ -13,7 +13,7 @@ from parapply.cli.main import _load as load
 from parapply.cli.main import _Lsn as LsnType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parapply.analysis.changes import Change
     from parapply.capture.replay import ReplayOutcome
@@ -80,8 +80,9 @@ def capture(  # noqa: PLR0913  one parameter for each option
 Examples:
   parapply replay day --target "host=new dbname=scratch"
   parapply replay day --target "host=new dbname=scratch" --copy-of "host=old-copy dbname=app" --speed 1
-  parapply replay day --config scratch.toml --run apply.workers=4 --run "apply.workers=8 target.synchronous_commit=on"
-  parapply replay day --config scratch.toml --run apply.workers=4 --run apply.workers=16 --predict log
+  parapply replay day --config scratch.toml --run apply.workers=4 --run "apply.workers=8 server.work_mem=64MB"
+  parapply replay day --config scratch.toml --run apply.workers=4 --run apply.workers=16 --predict log --plot day.svg
+  parapply replay day --config scratch.toml --run apply.workers=4 --predict log --learn-changes 1000000
 The database must be empty, or one of an earlier replay. Ctrl-C stops; the same command goes on, and runs that are done
 are not repeated without --again. Exit 1: a run failed, or tables differ between runs.""",
 )
@@ -89,7 +90,13 @@ are not repeated without --again. Exit 1: a run failed, or tables differ between
 @click.option("--target", metavar="DSN", help="Scratch database: connection string or URI.")
 @click.option("--config", "config_path", metavar="FILE", type=click.Path(path_type=Path), help="TOML file.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key, for all runs.")
-@click.option("--run", "groups", metavar="'KEY=VALUE ...'", multiple=True, help="A run with these; repeatable.")
+@click.option(
+    "--run",
+    "groups",
+    metavar="'KEY=VALUE ...'",
+    multiple=True,
+    help="A run with these; server.NAME is a setting of the target's server; repeatable.",
+)
 @click.option("--copy-of", metavar="DSN", help="Database with the rows as the capture began with.")
 @click.option(
     "--speed",
@@ -114,6 +121,18 @@ are not repeated without --again. Exit 1: a run failed, or tables differ between
     type=click.Path(path_type=Path, file_okay=False),
     help="Run the first group only, with its apply log in LOG, and predict the others from that.",
 )
+@click.option(
+    "--learn-changes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --predict: apply the first N changes only, and predict all groups for the whole capture.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Draw how late each run and prediction is over the day, as .svg or .png.",
+)
 @click.option("--despite-torn", is_flag=True, help="Apply everything before the place where a file is torn.")
 @click.option("--again", "is_again", is_flag=True, help="Repeat runs that are done.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
@@ -128,6 +147,8 @@ def replay(  # noqa: PLR0913  one parameter for each option
     speed: float,
     late_after_s: float,
     log: Path | None,
+    learn_changes: int | None,
+    plot: Path | None,
     despite_torn: bool,
     is_again: bool,
     as_json: bool,
@@ -143,19 +164,60 @@ def replay(  # noqa: PLR0913  one parameter for each option
     from parapply.capture.show import show  # noqa: PLC0415
     from parapply.login import Login  # noqa: PLC0415
 
-    how = replaying.ReplayOptions(
-        folder, Login(copy_of) if copy_of else None, speed, is_despite_torn=despite_torn, is_again=is_again, log=log
-    )
     pairs = _settings(groups)
-    changes = _changes(pairs) if log is not None else []
+    if learn_changes is not None and (log is None or speed < math.inf):
+        raise click.UsageError("--learn-changes: give --predict, and leave --speed out")
+    changes = _changes(pairs, is_first_enough=learn_changes is not None) if log is not None else []
+    if plot is not None:
+        from parapply.analysis.late_plot import check_plot  # noqa: PLC0415
+
+        check_plot(plot)
+    how = replaying.ReplayOptions(
+        folder, Login(copy_of) if copy_of else None, speed, is_despite_torn=despite_torn, is_again=is_again,
+        verdict=_verdict(), log=log, learn_changes=learn_changes or 0,
+    )  # fmt: skip
     outcome = replaying.replay(read, pairs, how)
-    show(outcome, late_after_s, _forecasts(outcome, changes), as_json=as_json)
+    forecasts = _forecasts(outcome, changes, is_paced=speed < math.inf)
+    show(outcome, late_after_s, forecasts, as_json=as_json)
+    if plot is not None:
+        _draw(outcome, forecasts, late_after_s, plot)
     if outcome.is_stopped:
         return _STOPPED
-    return _DIFFERENT if outcome.different or any(run.failure for run in outcome.runs) else 0
+    runs = [*outcome.runs, *([outcome.learnt.run] if outcome.learnt else [])]
+    return _DIFFERENT if outcome.different or any(run.failure for run in runs) else 0
 
 
-def _changes(groups: Sequence[Sequence[str]]) -> list[Change]:
+def _verdict() -> Callable[[Path], str] | None:
+    """Return the verdict of a run by its apply log; None where the report's engine is missing."""
+    from parapply.analysis.command import check_installed  # noqa: PLC0415
+    from parapply.errors import ReportRefused  # noqa: PLC0415
+
+    try:
+        check_installed("duckdb")
+    except ReportRefused as error:
+        click.echo(f"limits are of the last minutes of each run only. {error.line()}", err=True)
+        return None
+
+    def words(log: Path) -> str:
+        from parapply.analysis.run_verdict import verdict_of  # noqa: PLC0415
+
+        said = verdict_of(log)
+        return said.words if said else ""
+
+    return words
+
+
+def _draw(outcome: ReplayOutcome, forecasts: Sequence[Forecast | None], late_after_s: float, path: Path) -> None:
+    from parapply.analysis.late_plot import LateLines, draw  # noqa: PLC0415
+
+    lines = [
+        LateLines(run.settings, run.late.minutes, forecast.late.minutes if forecast and forecast.late else {})
+        for run, forecast in zip(outcome.runs, forecasts, strict=True)
+    ]
+    draw(lines, late_after_s, path)
+
+
+def _changes(groups: Sequence[Sequence[str]], *, is_first_enough: bool) -> list[Change]:
     """Return how the settings of each group differ from the first one's.
 
     Raises:
@@ -164,7 +226,7 @@ def _changes(groups: Sequence[Sequence[str]]) -> list[Change]:
     from parapply.analysis.changes import change_between  # noqa: PLC0415
 
     first, *others = [dict([pair.split("=", 1) for pair in group]) for group in groups]
-    if not others:
+    if not others and not is_first_enough:
         raise click.UsageError("--predict: give a second --run, which is predicted")
     found = []
     for other in others:
@@ -177,20 +239,25 @@ def _changes(groups: Sequence[Sequence[str]]) -> list[Change]:
     return found
 
 
-def _forecasts(outcome: ReplayOutcome, changes: Sequence[Change]) -> list[Forecast | None]:
-    """Return what is predicted for each run: for the first one, and one that was stopped, nothing."""
+def _forecasts(outcome: ReplayOutcome, changes: Sequence[Change], *, is_paced: bool) -> list[Forecast | None]:
+    """Return the prediction of each run, as far as one is asked for: of the first one if it was applied in part."""
+    learnt = outcome.learnt
+    if learnt is None or not learnt.run.is_done:
+        return [None] * len(outcome.runs)
+    from parapply.analysis.changes import Change  # noqa: PLC0415
+    from parapply.analysis.logged import predicted_of  # noqa: PLC0415
     from parapply.capture.show import Forecast  # noqa: PLC0415
 
-    if not changes or not outcome.runs[0].is_done or outcome.log is None:
-        return [None] * len(outcome.runs)
-    from parapply.analysis.logged import predicted_of  # noqa: PLC0415
-
-    played_s, predictions = predicted_of(outcome.log, changes)
-    ratio = outcome.runs[0].seconds / played_s if played_s else 1.0
-    return [
-        None,
-        *[Forecast(one.seconds * ratio, one.least_s * ratio, one.most_s * ratio, one.limit) for one in predictions],
-    ]
+    logged = predicted_of(learnt.log, [Change(), *changes] if learnt.is_part else changes)
+    whole_s = learnt.run.seconds
+    if learnt.is_part:
+        whole_s = logged.seconds * learnt.arrivals.n_changes / max(1, logged.changes)
+    ratio = whole_s / logged.seconds if logged.seconds else 1.0
+    found: list[Forecast | None] = [] if learnt.is_part else [None]
+    for one in logged.predictions:
+        late = None if is_paced else learnt.arrivals.late(one.seconds * ratio)
+        found.append(Forecast(one.seconds * ratio, one.least_s * ratio, one.most_s * ratio, one.limit, late))
+    return found
 
 
 def _settings(groups: Sequence[str]) -> list[list[str]]:

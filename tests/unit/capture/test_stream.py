@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from parapply.capture.arrivals import Arrivals
 from parapply.capture.lateness import Late, Lateness
 from parapply.capture.stream import After
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
@@ -91,3 +92,10 @@ def test_a_message_between_begin_and_end_of_a_prepared_one_is_left_out() -> None
     lsn = max(one.end_lsn for one in prepared)
     left = [one for one in _read(After(lsn, is_parallel=True).take(frames)) if isinstance(one.event, Prepare)]
     assert [one.end_lsn for one in left if one.end_lsn <= lsn] == []
+
+
+def test_changes_that_take_as_long_as_each_other_queue_by_their_arrival() -> None:
+    """The lateness is of the capture's clock: what comes faster than it can be applied is late, until a pause."""
+    came = Arrivals([0, 1_000_000, 600_000_000], [10, 10, 20], 40, 0)
+    assert came.late(80.0) == Late(most_s=40.0, most_at_us=600_000_000, minutes={0: 39.0, 10: 40.0})
+    assert came.late(4.0) == Late(most_s=2.0, most_at_us=600_000_000, minutes={0: 1.0, 10: 2.0})

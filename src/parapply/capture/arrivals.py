@@ -1,0 +1,120 @@
+"""Changes of a capture by their arrival, and how late they would be with another time for each change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from parapply.capture import folder as folders
+from parapply.capture.lateness import Late, Queue
+from parapply.capture.stream import WITH_FRAMES, After
+from parapply.model import FRAME_HEADER_BYTES
+from parapply.wire.decode import decode
+from parapply.wire.messages import StreamCommit, StreamPrepare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from parapply.capture.stream import Read
+
+#: What came within this time is one, so that a day takes some megabytes. It divides a minute.
+_TOGETHER_US: Final = 100_000
+_KIND: Final = slice(FRAME_HEADER_BYTES, FRAME_HEADER_BYTES + 1)
+_XID: Final = slice(_KIND.stop, _KIND.stop + 4)
+_SUBXID: Final = slice(_XID.stop, _XID.stop + 4)
+_CHANGES: Final = frozenset({b"I", b"U", b"D", b"T"})
+
+
+class Arrivals(NamedTuple):
+    """Changes of transactions that ended, a TRUNCATE as one."""
+
+    times_us: list[int]  # since 1970-01-01 UTC, ascending unless the clock was set
+    counts: list[int]  # of changes, for each time
+    n_changes: int  # all of them
+    part_lsn: int  # end of the transaction with which as many had come as were asked for; else of the capture
+
+    def late(self, seconds: float) -> Late:
+        """Return how late they would be if all of them took so many seconds, each as long as the others."""
+        queue, change_us = Queue(), seconds * 1e6 / max(1, self.n_changes)
+        for arrival_us, number in zip(self.times_us, self.counts, strict=True):
+            queue.take(arrival_us, number * change_us)
+        return queue.result
+
+
+def arrivals(read: Read, part: int) -> Arrivals:
+    """Count the changes of a capture.
+
+    Args:
+        read: the capture.
+        part: of the changes; the end of the transaction with the last of them is wanted.
+
+    Raises:
+        CaptureRefused: a block is not what was written.
+        ProtocolError: a frame cannot be read.
+    """
+    times_us: list[int] = []
+    counts: list[int] = []
+    n_changes = n_part = part_lsn = 0
+    for arrival_us, end_lsn, number in _ends(read):
+        n_changes += number
+        if n_changes >= part and not part_lsn:
+            n_part, part_lsn = n_changes, end_lsn
+        if times_us and arrival_us // _TOGETHER_US == times_us[-1] // _TOGETHER_US:
+            counts[-1] += number
+        else:
+            times_us.append(arrival_us)
+            counts.append(number)
+    return Arrivals(times_us, counts, n_changes, part_lsn if 0 < n_part < n_changes else read.until_lsn)
+
+
+def _ends(read: Read) -> Iterator[tuple[int, int, int]]:
+    """Yield arrival, end and changes of transactions that ended together."""
+    after, counting = After(0, is_parallel=read.is_parallel), _Counting()
+    for place in read.places:
+        if place.header.kind in WITH_FRAMES:
+            for group in folders.groups(read.folder, place)[1]:
+                before_lsn = after.end_lsn
+                number = counting.take(after.take(group.frames))
+                if after.end_lsn > before_lsn:
+                    yield group.arrival_us, after.end_lsn, number
+
+
+class _Counting:
+    """Counts changes when their transaction ends."""
+
+    def __init__(self) -> None:
+        self._number = 0  # of the open transaction
+        self._xid = b""  # of the stream that is being sent; empty: none
+        #: Of streamed transactions that are open: changes by subtransaction, by transaction.
+        self._streamed: dict[bytes, dict[bytes, int]] = {}
+
+    def take(self, frames: Sequence[bytes]) -> int:
+        """Return the changes of the transactions that end in frames."""
+        ended = 0
+        for frame in frames:
+            kind = frame[_KIND]
+            if kind in _CHANGES:
+                if self._xid:
+                    counts, xid = self._streamed.setdefault(self._xid, {}), frame[_XID]
+                    counts[xid] = counts.get(xid, 0) + 1
+                else:
+                    self._number += 1
+            elif kind == b"S":
+                self._xid = frame[_XID]
+            elif kind == b"E":
+                self._xid = b""
+            elif kind == b"A":
+                self._abort(frame[_XID], frame[_SUBXID])
+            elif kind in {b"C", b"P"}:
+                ended += self._number
+                self._number = 0
+            elif kind in {b"c", b"p"}:
+                message = decode(frame[_KIND.start :])
+                assert isinstance(message, StreamCommit | StreamPrepare), "by its kind"
+                ended += sum(self._streamed.pop(message.xid.to_bytes(4), {}).values())
+        return ended
+
+    def _abort(self, xid: bytes, subxid: bytes) -> None:
+        if xid == subxid:
+            self._streamed.pop(xid, None)
+        else:
+            self._streamed.get(xid, {}).pop(subxid, None)
