@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from parapply.applylog_schema import (
+    BackendSample,
     BatchRecord,
+    ConflictCount,
     ConflictRecord,
+    IntervalRecord,
+    LateKey,
+    LockHolder,
     RowCounts,
     TargetName,
     TransactionRecord,
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from parapply.analysis.engine import Rows
     from parapply.applylog_schema import Record
 
 BEGIN = datetime(2026, 11, 20, 23, 59, 50, tzinfo=UTC)
@@ -115,3 +121,31 @@ def old_line(record: Record) -> str:
     for name in ("run", "retry_reason", "conflicts", "late_keys", "waited_for", "target_names"):
         fields.pop(name, None)
     return msgspec.json.encode(fields).decode()
+
+
+def write_everything(folder: Path) -> None:
+    """Write a log in two files with everything that a figure looks at."""
+    conflict = {"type": "update_missing", "table": A, "policy": "skip", "outcome": "skipped"}
+    backends = (BackendSample(wait="CPU", samples=3), BackendSample(wait="IO:WALSync", samples=1))
+    locks = (LockHolder(pid=4711, role="app", relation="archive.a", mode="ShareLock"),)
+    late: dict[str, Any] = {"late_keys": 1, "late_rows": (LateKey(table=A, key="ab12cd34"),)}
+    write(folder, "apply-1.jsonl", RECORDS)
+    write(folder, "é two.jsonl", [
+        batch(1, slot="two", run="a", committed_at=0.29, commit_s=0.29, queued_s=0.0, **late),
+        transaction(1, 1, slot="two", run="a"),
+        IntervalRecord(
+            slot="two", run="a", ended_at=at(1), length_s=1.0, workers=4, leader_cpu_s=0.1, publisher_s=0.2,
+            paused_s=0.3, behind_bytes=1 << 22, backends=backends, locks=locks,
+        ),
+        batch(4, slot="two", run="a", conflicts=(ConflictRecord(**conflict),),
+              more_conflicts=(ConflictCount(**conflict, conflicts=530),)),
+        batch(5, n_transactions=-5),
+        "torn", b"\xff\xfe", "", '{"record": "poem"}', '{"record": "batch", "seq": "x"}',
+        old_line(batch(1, slot="old")), old_line(batch(2, slot="old")).replace('"schema_version":1,', ""),
+    ])  # fmt: skip
+
+
+def comparable(rows: Rows) -> list[tuple[Any, ...]]:
+    """Return rows in an order that does not depend on the engine; sums of fractions depend on it in the last digit."""
+    found = [tuple(float(f"{one:.9g}") if isinstance(one, float) else one for one in row.values()) for row in rows]
+    return sorted(found, key=repr)

@@ -753,7 +753,7 @@ def test_small_loads_become_few(engine: DuckEngine, tmp_path: Path) -> None:
         at_s = n * 43_200.0
         write(log, f"apply-{n}.jsonl", [batch(n + 1, received_at=at_s, started_at=at_s, committed_at=at_s)])
         assert convert(engine, request, Silent(), store) == 1
-        days.append([row["batches"] for row in fold(store, request.out)])
+        days.append([row["batches"] for row in fold(store, request.out, Silent())])
         store.compact(3)
     assert [len(found) for found in days] == [1, 2, 2, 3, 3, 4, 4]
     assert days[-1] == [1, 2, 2, 2]
@@ -762,7 +762,7 @@ def test_small_loads_become_few(engine: DuckEngine, tmp_path: Path) -> None:
     assert _counts(engine, request) == (7, 0)
     again = Store(engine, request.out)
     assert (again.files, again.n_records, again.newest) == (store.files, 7, store.newest)
-    assert fold(again, request.out) == fold(store, request.out)
+    assert fold(again, request.out, Silent()) == fold(store, request.out, Silent())
     latest = show(engine, request, Silent(), new_files=1, store=again).tables
     assert ([row["batches"] for row in latest["summary"]], latest["gaps"]) == ([1], [])
     assert [row["batches"] for row in latest["days"]] == days[-1]

@@ -17,9 +17,8 @@ from parapply.analysis.progress import Silent
 from parapply.analysis.spark import SparkEngine
 from parapply.analysis.store import Store
 from parapply.analysis.views import Scope, make_views
-from parapply.applylog_schema import BackendSample, ConflictCount, ConflictRecord, IntervalRecord, LateKey, LockHolder
 from parapply.errors import ReportRefused
-from tests.analysis.hand_log import RECORDS, A, at, batch, old_line, transaction, write
+from tests.analysis.hand_log import RECORDS, batch, comparable, write, write_everything
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,41 +32,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def _write_log(folder: Path) -> None:
-    """Write a log in two files with everything that a figure looks at."""
-    conflict = {"type": "update_missing", "table": A, "policy": "skip", "outcome": "skipped"}
-    backends = (BackendSample(wait="CPU", samples=3), BackendSample(wait="IO:WALSync", samples=1))
-    locks = (LockHolder(pid=4711, role="app", relation="archive.a", mode="ShareLock"),)
-    late: dict[str, Any] = {"late_keys": 1, "late_rows": (LateKey(table=A, key="ab12cd34"),)}
-    write(folder, "apply-1.jsonl", RECORDS)
-    write(folder, "é two.jsonl", [
-        batch(1, slot="two", run="a", committed_at=0.29, commit_s=0.29, queued_s=0.0, **late),
-        transaction(1, 1, slot="two", run="a"),
-        IntervalRecord(
-            slot="two", run="a", ended_at=at(1), length_s=1.0, workers=4, leader_cpu_s=0.1, publisher_s=0.2,
-            paused_s=0.3, behind_bytes=1 << 22, backends=backends, locks=locks,
-        ),
-        batch(4, slot="two", run="a", conflicts=(ConflictRecord(**conflict),),
-              more_conflicts=(ConflictCount(**conflict, conflicts=530),)),
-        batch(5, n_transactions=-5),
-        "torn", b"\xff\xfe", "", '{"record": "poem"}', '{"record": "batch", "seq": "x"}',
-        old_line(batch(1, slot="old")), old_line(batch(2, slot="old")).replace('"schema_version":1,', ""),
-    ])  # fmt: skip
-
-
-def _comparable(rows: Rows) -> list[tuple[Any, ...]]:
-    """Return rows in an order that does not depend on the engine; sums of fractions depend on it in the last digit."""
-    found = [tuple(float(f"{one:.9g}") if isinstance(one, float) else one for one in row.values()) for row in rows]
-    return sorted(found, key=repr)
-
-
 def test_both_engines_say_the_same(spark: SparkSession, engine: DuckEngine, tmp_path: Path) -> None:
     """Each figure is equal, whichever engine converts a file and whichever computes: a folder can go to the other.
 
     A duplicated file makes every query longer, and changes only the views, so it comes in the end.
     """
     request = ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out"))
-    _write_log(tmp_path / "log")
+    write_everything(tmp_path / "log")
     later = tmp_path / "log" / "é two.jsonl"
     later.rename(tmp_path / "later")
     sparks = SparkEngine(spark)
@@ -79,14 +50,14 @@ def test_both_engines_say_the_same(spark: SparkSession, engine: DuckEngine, tmp_
     by_duckdb = show(engine, request, Silent(), new_files=1)
     assert list(by_spark.tables) == list(by_duckdb.tables)
     for name, rows in by_spark.tables.items():
-        assert _comparable(rows) == _comparable(by_duckdb.tables[name]), name
+        assert comparable(rows) == comparable(by_duckdb.tables[name]), name
         assert rows or name in ("gaps", "ignored_files", "comparison"), name
     assert by_spark.in_short == by_duckdb.in_short
     assert (by_spark.records, by_spark.bad_lines) == (by_duckdb.records, by_duckdb.bad_lines) == (14, 5)
     write(tmp_path / "log" / "copy", "apply-1.jsonl", RECORDS)
     assert convert(engine, request, Silent()) == 1
     summaries = [_summary(one, request) for one in (sparks, engine)]
-    assert _comparable(summaries[0]) == _comparable(summaries[1])
+    assert comparable(summaries[0]) == comparable(summaries[1])
     summary = summaries[0][0]
     assert (summary["slot"], summary["batches"], summary["doubled_records"]) == ("app", 3, len(RECORDS))
 

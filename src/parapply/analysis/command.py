@@ -40,10 +40,13 @@ _PACKED_TIMES: Final = 10
 _MEMORY: Final = re.compile(r"[1-9][0-9]*[mgMG]")
 #: Files that are not read, named on the terminal.
 _SHOWN_FILES: Final = 10
+#: Hours that a page shows which is made again and again.
+_FOLLOWED_H: Final = 24.0
 _EPILOG: Final = """\b
 Examples:
   parapply report /var/log/parapply --out report
   parapply report /var/log/parapply --out report --follow --every 30
+  parapply report /var/log/parapply --out report --window 24
   parapply report /var/log/parapply --slot app --since 2026-11-21T10:00 --json | jq .tables.summary
   parapply report /var/log/parapply --since 2026-11-21T10:00 --compare 2026-11-20T10:00..2026-11-21T10:00
   parapply report /var/log/parapply --what-if workers=8,order=relaxed --what-if batch_changes=5000,target_speed=2
@@ -97,8 +100,9 @@ def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="With --follow: seconds between looks for new files.",
         ),
         click.option(
-            "--window", "window_h", type=click.FloatRange(min=0.1), default=24.0, show_default=True, metavar="HOURS",
-            help="With --follow and without --since: figures of the latest hours, and a row for each day before.",
+            "--window", "window_h", type=click.FloatRange(min=0.1), metavar="HOURS",
+            help="Without --since: figures of the latest hours, and a row for each day before; no row of days before"
+            " them is opened.  [default: with --follow 24, else all]",
         ),
         click.option("--slot", metavar="NAME", help="Records of one slot only."),
         click.option("--since", metavar="TIME", callback=_time, help="Commits from then on; in UTC."),
@@ -263,34 +267,36 @@ def _run(engine: Engine, logdir: str, options: dict[str, Any], follow: Callable[
     from parapply.analysis.progress import shown  # noqa: PLC0415
     from parapply.analysis.views import Scope  # noqa: PLC0415
 
-    slot, span = options["slot"], options["compare"]
+    slot, span, window_h = options["slot"], options["compare"], options["window_h"]
+    if window_h is None and options["is_following"]:
+        window_h = _FOLLOWED_H
     request = ReportRequest(
         log=logdir,
         out=options["out"],
         scope=Scope(slot=slot, since=options["since"], until=options["until"]),
         compare=Scope(slot=slot, since=span[0], until=span[1]) if span else None,
         what_if=options["what_if"] if options["is_predicted"] else None,
+        window=None if window_h is None else timedelta(hours=window_h),
     )
     if options["is_following"]:
-        _follow(engine, request, options["every_s"], options["is_json"], follow, options["window_h"])
+        _follow(engine, request, options["every_s"], options["is_json"], follow)
         return
     with shown(engine) as steps:
         outcome = make_report(engine, request, steps)
     _print(outcome, options["is_json"])
 
 
-def _follow(  # noqa: PLR0913, PLR0917  passed on
+def _follow(
     engine: Engine,
     request: ReportRequest,
     every_s: float,
     is_json: bool,  # noqa: FBT001
     follow: Callable[..., None],
-    window_h: float,
 ) -> None:
     from parapply.analysis.job import show  # noqa: PLC0415
     from parapply.analysis.progress import Silent  # noqa: PLC0415
 
-    request = replace(request, refresh_s=math.ceil(every_s), window=timedelta(hours=window_h))
+    request = replace(request, refresh_s=math.ceil(every_s))
 
     def on_load(mine: Engine, new_files: int, store: Store | None) -> None:
         _print(show(mine, request, Silent(), new_files=new_files, store=store), is_json)
@@ -329,7 +335,7 @@ def _print(outcome: ReportOutcome, is_json: bool) -> None:  # noqa: FBT001  pass
         click.echo(json.dumps(document, default=_json_value))
         sys.stdout.flush()
         return
-    if len(outcome.in_short) > 1:
+    if len(outcome.tables.get("slots", ())) > 1:
         _print_overview(outcome)
     for slot, texts in outcome.in_short.items():
         click.echo(f"{slot}:")

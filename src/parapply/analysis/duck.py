@@ -19,7 +19,7 @@ import msgspec
 
 from parapply.analysis import schema
 from parapply.analysis.duck_sql import in_duckdb
-from parapply.analysis.engine import LINES, STORED, Rows
+from parapply.analysis.engine import LINES, STORED, TORN_HINT, Rows
 from parapply.analysis.local import LocalStorage
 from parapply.analysis.schema import DAY, FILE, KIND, LOAD, TORN
 from parapply.applylog_schema import RECORDS
@@ -27,8 +27,7 @@ from parapply.errors import ReportFailed, ReportRefused
 from parapply.quoting import identifier, plain_literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from datetime import date
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from parapply.analysis.storage import Storage, StoredFile
 
@@ -37,6 +36,7 @@ _FETCHED: Final = 4096
 #: Rows that are written at once.
 _WRITTEN: Final = 16_384
 _PATTERN_SIGNS: Final = str.maketrans({"[": "[[]", "*": "[*]", "?": "[?]"})
+_PARQUET: Final = ".parquet"
 #: Errors of DuckDB that concern a line, not the machine.
 _OF_A_LINE: Final = (duckdb.InvalidInputException, duckdb.ConversionException)
 
@@ -86,10 +86,8 @@ class DuckEngine:
             ) from error
         except (duckdb.Error, OSError) as error:
             text = str(error).strip().splitlines()[0].rstrip(".")
-            raise ReportFailed(
-                f"DuckDB stopped: {text}.",
-                hint="run it again: what was converted is kept; for 'Out of Memory' see --memory, or --engine spark",
-            ) from error
+            hint = "run it again: what was converted is kept; for 'Out of Memory' see --memory, or --engine spark"
+            raise ReportFailed(f"DuckDB stopped: {text}.", hint=TORN_HINT if _PARQUET in text else hint) from error
 
     def done(self) -> float | None:
         """As `Engine.done`."""
@@ -128,33 +126,30 @@ class DuckEngine:
         self._files = {file.path: file.name for file in files}
         self._open_lines(self._files, ())
 
-    def write(self, query: str, folder: str, load: str) -> None:
+    def write(self, query: str, folder: str) -> None:
         """As `Engine.write`."""
         target = Path(folder.removeprefix("file:"))
-        target.mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True)
         copy = (
             f"COPY ({in_duckdb(query)}) TO {plain_literal(str(target))} (FORMAT parquet, COMPRESSION zstd,"
-            f" PARTITION_BY ({KIND}, {DAY}, {LOAD}), APPEND, FILENAME_PATTERN 'part-{{uuid}}')"
+            f" PARTITION_BY ({KIND}, {DAY}), APPEND, FILENAME_PATTERN 'part-{{uuid}}')"
         )
         try:
             self._session.execute(copy)
         except _OF_A_LINE:
-            for part in self.storage.folders(f"{target}/{KIND}=*/{DAY}=*/{LOAD}={load}"):
+            for part in self.storage.folders(f"{target}/*"):
                 self.storage.remove(part)
             self._leave_torn_lines_out()
             self._session.execute(copy)
 
-    def open_stored(self, folder: str, loads: Sequence[str], since: date | None = None) -> None:
+    def open_stored(self, root: str, folders: Sequence[str], days: Collection[str] | None = None) -> None:  # noqa: ARG002  Spark's
         """As `Engine.open_stored`."""
-        wanted, root = set(loads), Path(folder.removeprefix("file:"))
-        first = f"{DAY}={since or ''}"
+        wanted = None if days is None else {f"{DAY}={day}" for day in days}
         paths = [
             str(path)
-            for day in root.glob(f"{KIND}=*/{DAY}=*")
-            if day.name >= first
-            for part in day.iterdir()
-            if part.name.removeprefix(f"{LOAD}=") in wanted
-            for path in part.glob("*.parquet")
+            for folder in folders
+            for path in Path(folder.removeprefix("file:")).rglob(f"*{_PARQUET}")
+            if wanted is None or not wanted.isdisjoint(path.parts)
         ]
         columns = schema.stored_columns(self.words)
         nothing = ", ".join(f'CAST(NULL AS {type_}) AS "{name}"' for name, type_ in columns.items())

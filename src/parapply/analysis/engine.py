@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
-    from datetime import date
 
     from parapply.analysis.schema import TypeWords
     from parapply.analysis.storage import Storage, StoredFile
@@ -19,6 +18,11 @@ if TYPE_CHECKING:
 LINES: Final = "lines"
 #: View of the rows that `Engine.open_stored` has opened.
 STORED: Final = "stored"
+
+#: Hint where converted rows are missing or torn.
+LOST_HINT: Final = "bring it back from a backup, or name another folder with --out to convert the log from the start"
+#: Hint where a report's engine stopped at a Parquet file, which another report may have replaced.
+TORN_HINT: Final = f"run it again; if it stops at the same file, {LOST_HINT}"
 
 #: A row by column; times are aware, in UTC.
 Rows = list[dict[str, Any]]
@@ -60,19 +64,21 @@ class Engine(Protocol):
         """Open files of the log as the view `LINES`: columns of `schema.wide_columns`, and the name of the file."""
         ...
 
-    def write(self, query: str, folder: str, load: str) -> None:
-        """Write rows as Parquet below a folder, by kind of record, day and load.
+    def write(self, query: str, folder: str) -> None:
+        """Write rows as Parquet below a folder that does not exist, by kind of record and day.
 
         Args:
             query: of the columns of `schema.stored_columns` but for the load.
-            folder: more rows than these may be in it.
-            load: no other rows have it.
+            folder: its name says the load.
         """
         ...
 
-    def open_stored(self, folder: str, loads: Sequence[str], since: date | None = None) -> None:
-        """Open what `write` has written of these loads, from a day on, as the view `STORED`: `schema.stored_columns`.
+    def open_stored(self, root: str, folders: Sequence[str], days: Collection[str] | None = None) -> None:
+        """Open what `write` has written as the view `STORED`: `schema.stored_columns`.
 
-        Days before are not even looked at.
+        Args:
+            root: of all folders.
+            folders: below it; others are not even looked at.
+            days: of the rows; files of other days are not opened. None: all.
         """
         ...

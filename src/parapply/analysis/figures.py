@@ -67,7 +67,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
         meaning="One row a slot: how late it is, what it waits for and what limits it.",
         columns={
             **_SLOT,
-            "last_at": "last commit on the target, UTC",
+            "last_at": "last commit on the target, UTC; null for a slot without a batch in the report's time",
             "transactions": "source transactions",
             "delay_p50_s": "of each transaction, else of the oldest transaction of each batch: half within this",
             "delay_p99_s": "the same, 99 %",

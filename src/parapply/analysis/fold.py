@@ -1,23 +1,24 @@
-"""Days of the log, each with its sums: computed again only for days of which records have come, and kept.
+"""Days of each slot with their sums: computed again only where batches have come, and kept.
 
-In go the store; out come the rows of `days`. The sums are kept in a file next to the manifest; without it all days are
-computed again.
+In go the store; out come the rows of `days`. The sums of a month are a file beside the manifest, each slot's day with
+the number of batches that it is of. A day whose number is another one by now, and one of a file that is gone or torn,
+is computed again; its rows are all that is opened.
 """
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, date, datetime, time, timedelta
-from typing import TYPE_CHECKING, Final
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
 
 from parapply.analysis.views import Scope, make_views
 
 if TYPE_CHECKING:
     from parapply.analysis.engine import Rows
+    from parapply.analysis.progress import Steps
     from parapply.analysis.store import Store
 
 _FOLDER: Final = "records/_folded"
-_FILE: Final = "days.json"
 _DAYS: Final = """
 SELECT slot, CAST(CAST(committed_at AS date) AS string) AS day, count(*) AS batches,
        sum(n_transactions) AS transactions, sum(n_rows) AS row_changes, sum(size_bytes) AS size_bytes,
@@ -26,37 +27,62 @@ SELECT slot, CAST(CAST(committed_at AS date) AS string) AS day, count(*) AS batc
        sum(n_conflicts) AS conflicts
   FROM batches GROUP BY slot, CAST(committed_at AS date) ORDER BY slot, day
 """
+_MONTH: Final = len("2026-11")
+#: A slot's day: the number of batches that were converted, and the row of `_DAYS`.
+_Folded = dict[tuple[str, str], tuple[int, dict[str, Any]]]
 
 
-def fold(store: Store, folder: str) -> Rows:
-    """Return one row for each slot and day, the oldest first.
+def fold(store: Store, folder: str, steps: Steps) -> Rows:
+    """Return one row for each slot and day, sorted.
 
     Args:
         store: all of it.
         folder: of the report.
+        steps: learns about days that are computed, and about torn files.
+
+    Raises:
+        ReportRefused: rows of a day that is computed are missing.
     """
-    storage, place = store.engine.storage, f"{folder.rstrip('/')}/{_FOLDER}"
-    path = f"{place}/{_FILE}"
-    folded = json.loads(storage.read_text(path)) if storage.files(place, _FILE) else {}
-    if folded.get("query") != _DAYS:
-        folded = {"number": 0, "rows": []}
-    days = store.days_since(folded["number"])
-    rows: Rows = folded["rows"]
-    if days is None or days:
-        rows = sorted(
-            [*[row for row in rows if days is not None and row["day"] not in days], *_computed(store, days)],
-            key=lambda row: (row["slot"], row["day"]),
-        )
-        storage.write(path, json.dumps({"query": _DAYS, "number": store.number, "rows": rows}).encode())
-    return rows
+    place = f"{folder.rstrip('/')}/{_FOLDER}"
+    converted, (kept, torn) = store.batches(), _read(store, place)
+    folded = {key: kept[key] for key, n in converted.items() if key in kept and kept[key][0] == n}
+    stale = converted.keys() - folded.keys()
+    if stale:
+        steps.expect(1)
+        why = f", because {' and '.join(torn)} is torn" if torn else ""
+        steps.begin(f"Folding days of slots: {len(stale)}{why}")
+        make_views(store, Scope(), days={day for _, day in stale})
+        for row in store.engine.rows(_DAYS):
+            key = row["slot"], row["day"]
+            if key in stale:
+                folded[key] = converted[key], row
+    _write(store, place, folded, {day[:_MONTH] for _, day in stale | (kept.keys() - folded.keys())})
+    return [row for _, (_, row) in sorted(folded.items())]
 
 
-def _computed(store: Store, days: set[str] | None) -> Rows:
-    """Return the rows of some days, None: of all, by reading those from the first to the last of them."""
-    if days is None:
-        make_views(store, Scope())
-        return store.engine.rows(_DAYS)
-    since = datetime.combine(date.fromisoformat(min(days)), time(), UTC)
-    until = datetime.combine(date.fromisoformat(max(days)), time(), UTC) + timedelta(days=1)
-    make_views(store, Scope(since=since, until=until), is_cut=True)
-    return [row for row in store.engine.rows(_DAYS) if row["day"] in days]
+def _read(store: Store, place: str) -> tuple[_Folded, list[str]]:
+    """Return what the files say, and the names of torn ones. One of another version says nothing."""
+    kept: _Folded = {}
+    torn = []
+    for file in store.engine.storage.files(place, ".json"):
+        try:
+            month = json.loads(store.engine.storage.read_text(file.path))
+            if month["query"] == _DAYS:
+                for n, *values in month["rows"]:
+                    row = dict(zip(month["columns"], values, strict=True))
+                    kept[row["slot"], row["day"]] = n, row
+        except (ValueError, TypeError, KeyError):
+            torn.append(file.name)
+    return kept, torn
+
+
+def _write(store: Store, place: str, folded: _Folded, months: set[str]) -> None:
+    rows: dict[str, list[list[Any]]] = defaultdict(list)
+    columns: list[str] = []
+    for (_, day), (n, row) in sorted(folded.items()):
+        if day[:_MONTH] in months:
+            columns = list(row)
+            rows[day[:_MONTH]].append([n, *row.values()])
+    for month in months:
+        content = {"query": _DAYS, "columns": columns, "rows": rows[month]}
+        store.engine.storage.write(f"{place}/{month}.json", json.dumps(content, separators=(",", ":")).encode())

@@ -61,7 +61,6 @@ def look(
         new_files = convert(engine, request, Silent(), store)
         if new_files:
             on_load(engine, new_files, store)
-            # After the days were folded: a compacted load does not say of which days it has new records.
             with engine.errors():
                 store.compact()
         if stop.wait(every_s):

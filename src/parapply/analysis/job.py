@@ -107,6 +107,7 @@ def convert(engine: Engine, request: ReportRequest, steps: Steps, store: Store |
             store = checked_store(engine, request)
             store.remove_abandoned()
         store.refresh()
+        store.renew()
         new = store.missing(storage.files(request.log, SUFFIXES))
         check_readable(storage, new)
         new = [file for file in new if not _why_not_unpacked(storage, file)]
@@ -127,11 +128,12 @@ def show(
         storage = engine.storage
         if store is None:
             store = Store(engine, request.out)
+            store.renew()
         has_files = bool(store.files)
-        days = fold(store, request.out) if has_files else []
+        days = fold(store, request.out, steps) if has_files else []
         then = _compared(store, request.compare, steps) if request.compare and has_files else None
-        scope, is_cut = _scope(store, request)
-        interval_s = make_views(store, scope, is_cut=is_cut) if has_files else 0
+        scope, opened = _scope(store, request)
+        interval_s = make_views(store, scope, opened) if has_files else 0
         left_out = _ignored_files(storage, store, request)
         tables: Tables = {"files": [], "summary": []}
         verdicts: dict[str, LimitVerdict] = {}
@@ -141,8 +143,8 @@ def show(
             tables["ignored_files"] = left_out
             tables["comparison"] = comparison(then, tables) if then else []
             verdicts = page.verdicts(tables)
-            tables["slots"] = overview(tables, verdicts)
             tables["days"] = [row for row in days if scope.slot in (None, row["slot"])]
+            tables["slots"] = overview(tables, verdicts)
             for name, table in tables.items():
                 storage.write(f"{request.out.rstrip('/')}/tables/{name}.parquet", as_parquet(name, table))
         tables["ignored_files"] = left_out
@@ -171,12 +173,13 @@ def show(
         )
 
 
-def _scope(store: Store, request: ReportRequest) -> tuple[Scope, bool]:
-    """Return what the figures are of, and whether days before it are not even looked at."""
+def _scope(store: Store, request: ReportRequest) -> tuple[Scope, set[str] | None]:
+    """Return what the figures are of, and the days that are opened for it; None: all."""
     newest = store.newest
     if request.window is None or request.scope.since is not None or newest is None:
-        return request.scope, False
-    return replace(request.scope, since=newest - request.window), True
+        return request.scope, None
+    since = newest - request.window
+    return replace(request.scope, since=since), {day for day in store.days if day >= f"{since:%Y-%m-%d}"}
 
 
 def _compared(store: Store, scope: Scope, steps: Steps) -> Tables:

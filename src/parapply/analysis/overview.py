@@ -29,10 +29,10 @@ HEADER: Final = (
 
 
 def overview(tables: Tables, verdicts: Mapping[str, LimitVerdict]) -> Rows:
-    """Return one row a slot, in the order of `summary`.
+    """Return one row a slot, in the order of `summary`, then slots with days before it only.
 
     Args:
-        tables: `summary`, `latency` and `waits` of all slots.
+        tables: `summary`, `latency`, `waits` and `days` of all slots.
         verdicts: by slot; one without is not limited by anything that was measured.
     """
     rows = []
@@ -56,6 +56,12 @@ def overview(tables: Tables, verdicts: Mapping[str, LimitVerdict]) -> Rows:
                 "limit_words": said.words if said else None,
             }
         )
+    last_days = {row["slot"]: row["day"] for row in tables["days"]}
+    for slot in sorted(last_days.keys() - {row["slot"] for row in rows}):
+        said_of_it = f"no batch in this time, the last on {last_days[slot]}"
+        rows.append(
+            dict.fromkeys(rows[0]) | {"slot": slot, "transactions": 0, "conflicts": 0, "limit_words": said_of_it}
+        )
     return rows
 
 
@@ -64,10 +70,9 @@ def cells(rows: Rows) -> list[tuple[str, ...]]:
     return [
         (
             row["slot"],
-            f"{row['last_at']:%Y-%m-%d %H:%M:%S}",
+            f"{row['last_at']:%Y-%m-%d %H:%M:%S}" if row["last_at"] else "",
             number(row["transactions"]),
-            duration(row["delay_p50_s"]),
-            duration(row["delay_p99_s"]),
+            *("" if row[name] is None else duration(row[name]) for name in ("delay_p50_s", "delay_p99_s")),
             number(row["conflicts"]),
             f"{row['wait']} {percent(row['wait_share'])}" if row["wait"] else "",
             row["limit_words"] or "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError
@@ -12,14 +12,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812  as everyone imports it
 
 from parapply.analysis import schema
-from parapply.analysis.engine import LINES, STORED, Rows
+from parapply.analysis.engine import LINES, STORED, TORN_HINT, Rows
 from parapply.analysis.hadoop import HadoopStorage
-from parapply.analysis.schema import DAY, FILE, KIND, LOAD, TORN
+from parapply.analysis.schema import DAY, FILE, KIND, TORN
 from parapply.errors import ReportFailed, ReportRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from datetime import date
+    from collections.abc import Collection, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -51,10 +50,8 @@ class SparkEngine:
                     f"The report cannot go on: {reason}.",
                     hint="run it as a user who may read the log's folders and files, and write into --out",
                 ) from error
-            raise ReportFailed(
-                f"Spark stopped: {reason}.",
-                hint="run it again: what was converted is kept; for 'Java heap space' see --memory",
-            ) from error
+            hint = "run it again: what was converted is kept; for 'Java heap space' see --memory"
+            raise ReportFailed(f"Spark stopped: {reason}.", hint=TORN_HINT if ".parquet" in reason else hint) from error
 
     def done(self) -> float | None:
         """As `Engine.done`."""
@@ -91,16 +88,20 @@ class SparkEngine:
         # DuckDB refuses a file of Parquet whose texts hold other bytes.
         rows.withColumn(TORN, F.make_valid_utf8(F.col(TORN))).createOrReplaceTempView(LINES)
 
-    def write(self, query: str, folder: str, load: str) -> None:  # noqa: ARG002  Spark leaves nothing of what fails
+    def write(self, query: str, folder: str) -> None:
         """As `Engine.write`."""
-        self.session.sql(query).write.mode("append").partitionBy(KIND, DAY, LOAD).parquet(folder)
+        self.session.sql(query).write.mode("append").partitionBy(KIND, DAY).parquet(folder)
 
-    def open_stored(self, folder: str, loads: Sequence[str], since: date | None = None) -> None:
+    def open_stored(self, root: str, folders: Sequence[str], days: Collection[str] | None = None) -> None:
         """As `Engine.open_stored`."""
-        rows = self.session.read.schema(_columns(schema.stored_columns(self.words))).parquet(folder)
-        # Partitions of other loads are not even opened.
-        rows = rows.where(F.col(LOAD).isin(list(loads)))
-        (rows if since is None else rows.where(F.col(DAY) >= F.lit(since))).createOrReplaceTempView(STORED)
+        columns = _columns(schema.stored_columns(self.words))
+        if folders:
+            rows = self.session.read.schema(columns).option("basePath", root).parquet(*folders)
+        else:
+            rows = self.session.createDataFrame([], columns)
+        wanted = None if days is None else [date.fromisoformat(day) for day in days]
+        # Files of other partitions are not even opened.
+        (rows if wanted is None else rows.where(F.col(DAY).isin(wanted))).createOrReplaceTempView(STORED)
 
 
 def reason_of(error: Any) -> str:  # noqa: ANN401  of PySpark or of py4j

@@ -1,29 +1,33 @@
 """Closed files of the log as Parquet, each converted once: what has been done is a manifest, and nothing else counts.
 
-In go the folder of the log and the folder of the report; out come rows under ``records/``, by kind of record, day and
-load. A load is one group of files that was written together; it counts when its entry of the manifest exists, which is
+In go the folder of the log and the folder of the report; out come rows under ``records/``, by load, kind of record and
+day. A load is one group of files that was written together; it counts when its entry of the manifest exists, which is
 written last, whole and under a new number. So a job that dies in between leaves rows that are never read and that the
 next job writes again, and a file whose name is in the manifest is never read again, even if it no longer exists.
+
+An entry counts the rows of each kind and day and the batches of each slot and day. So a report of some days opens only
+the loads that have them, rows that are missing are noticed, and `fold` knows which slot has new batches of which day.
+Rows are not in folders by slot also: for a year of 50 slots 18,250 files, most of each its footer, would replace 365.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import asdict, astuple, dataclass
+from collections import Counter
+from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from parapply.analysis import lines
-from parapply.analysis.engine import STORED
+from parapply.analysis.engine import LOST_HINT, STORED
 from parapply.analysis.schema import BAD, DAY, FILE, KIND, LOAD, REASON, TORN, stored_columns, with_defaults
 from parapply.applylog_schema import RECORDS
 from parapply.errors import ReportRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from datetime import date
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from parapply.analysis.engine import Engine
     from parapply.analysis.storage import StoredFile
@@ -42,6 +46,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: Loads of one level that are written as one of the next.
 _MANY: Final = 32
 _STAMP: Final = "%Y%m%dT%H%M%SZ"
+#: Numbers by kind of record or slot, and by day as the names of folders have it.
+_ByDay = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,16 +74,18 @@ class _Entry:
     Attributes:
         load: whose rows count.
         files: that they are of.
+        rows: of each kind of record, by day; None: an older version did not say, and had other folders.
+        batches: of each slot, by day.
         level: how often rows were compacted to get here; 0: they come from the log.
-        days: of the records, as they are in the names of folders; None: an older version did not say.
-        newest_us: commit of the newest record, in microseconds since 1970; None: not known.
+        newest_us: commit of the newest record, in microseconds since 1970; 0: there is none.
     """
 
     load: str
     files: tuple[LoadedFile, ...]
+    rows: _ByDay | None = None
+    batches: _ByDay = field(default_factory=dict)
     level: int = 0
-    days: tuple[str, ...] | None = None
-    newest_us: int | None = None
+    newest_us: int = 0
 
 
 class Store:
@@ -107,13 +115,17 @@ class Store:
             number = int(file.name.removesuffix(".json"))
             if number <= known:
                 continue
-            fields = json.loads(self._storage.read_text(file.path))
-            replaced |= set(fields.pop("replaces", ()))
-            if log := fields.pop("log", ""):  # entries of older versions do not say
-                self._logs.add(log)
-            fields["files"] = tuple(LoadedFile(**one) for one in fields["files"])
-            fields["days"] = None if fields.get("days") is None else tuple(fields["days"])
-            self._add(number, _Entry(**fields))
+            try:
+                fields = json.loads(self._storage.read_text(file.path))
+                replaced |= set(fields.pop("replaces", ()))
+                if log := fields.pop("log", ""):  # entries of older versions do not say
+                    self._logs.add(log)
+                fields["files"] = tuple(LoadedFile(**one) for one in fields["files"])
+                fields.pop("days", None)  # of older versions
+                entry = _Entry(**fields)
+            except (ValueError, TypeError, KeyError) as error:
+                raise ReportRefused(f"{file.path} is torn: it is no entry of a manifest.", hint=LOST_HINT) from error
+            self._add(number, entry)
         for number in replaced:
             self._entries.pop(number, None)
 
@@ -129,22 +141,20 @@ class Store:
     @property
     def newest(self) -> datetime | None:
         """Return the commit of the newest record; None: not known."""
-        found = [entry.newest_us for entry in self._entries.values()]
-        if not found or None in found:
-            return None
-        return _EPOCH + timedelta(microseconds=max(one for one in found if one is not None))
+        newest_us = max((entry.newest_us for entry in self._entries.values()), default=0)
+        return _EPOCH + timedelta(microseconds=newest_us) if newest_us else None
 
-    def days_since(self, number: int) -> set[str] | None:
-        """Return the days of which records have come with higher numbers; None: any may be among them."""
-        if not number:
-            return None
-        days: set[str] = set()
-        for one, entry in self._entries.items():
-            if one > number and not entry.level:
-                if entry.days is None:
-                    return None
-                days |= set(entry.days)
-        return days
+    @property
+    def days(self) -> set[str]:
+        """Return the days of all rows, as texts that sort."""
+        return {day for entry in self._entries.values() for _, day in _numbers(entry.rows or {})}
+
+    def batches(self) -> dict[tuple[str, str], int]:
+        """Return the number of batches by slot and day. It grows with each that comes, and with nothing else."""
+        found: Counter[tuple[str, str]] = Counter()
+        for entry in self._entries.values():
+            found.update(_numbers(entry.batches))
+        return found
 
     def check_log(self, log: str) -> None:
         """Refuse another log than the one in the store, because their files may have the same names.
@@ -186,34 +196,45 @@ class Store:
 
     def _write(self, sizes: dict[str, int]) -> _Entry:
         """Write the rows of a load; they do not count yet."""
-        load = self._write_load(lines.records(self.engine.words))
-        self.engine.open_stored(self._records, [load])
+        entry = self._write_load(lines.records(self.engine.words), ())
         rows = self.engine.rows(
-            f"SELECT {FILE}, count_if({KIND} <> '{BAD}') AS records, count_if({KIND} = '{BAD}') AS bad,"
-            f" coalesce(max(unix_micros(committed_at)), 0) AS newest_us FROM {STORED} GROUP BY {FILE} ORDER BY {FILE}"
+            f"SELECT {FILE}, count_if({KIND} <> '{BAD}') AS records, count_if({KIND} = '{BAD}') AS bad"
+            f" FROM {STORED} GROUP BY {FILE} ORDER BY {FILE}"
         )
-        days = self.engine.rows(f"SELECT DISTINCT CAST({DAY} AS string) AS day FROM {STORED} WHERE {KIND} <> '{BAD}'")
         # A file of empty lines has no rows; it is done all the same.
         counts = dict.fromkeys(sizes, (0, 0)) | {row[FILE]: (row["records"], row["bad"]) for row in rows}
-        return _Entry(
-            load=load,
-            files=tuple(
-                LoadedFile(file=name, size_bytes=sizes.get(name, 0), records=records, bad=bad)
-                for name, (records, bad) in sorted(counts.items())
-            ),
-            days=tuple(sorted(row["day"] for row in days)),
-            newest_us=max((row["newest_us"] for row in rows), default=0),
+        files = tuple(
+            LoadedFile(file=name, size_bytes=sizes.get(name, 0), records=records, bad=bad)
+            for name, (records, bad) in sorted(counts.items())
         )
+        return replace(entry, files=files)
 
-    def _write_load(self, query: str) -> str:
+    def _write_load(self, query: str, files: tuple[LoadedFile, ...], level: int = 0) -> _Entry:
+        """Write rows as a load, and open it."""
         load = f"{datetime.now(UTC).strftime(_STAMP)}-{uuid.uuid4().hex[:8]}"
-        self.engine.write(f"SELECT *, '{load}' AS {LOAD} FROM ({query})", self._records, load)
-        return load
+        self.engine.write(query, self._folder_of(load))
+        self.engine.open_stored(self._records, [self._folder_of(load)])
+        rows: _ByDay = {}
+        batches: _ByDay = {}
+        found = self.engine.rows(
+            f"SELECT {KIND}, CAST({DAY} AS string) AS day, slot, count(*) AS n,"
+            f" coalesce(max(unix_micros(committed_at)), 0) AS newest_us FROM {STORED} GROUP BY {KIND}, {DAY}, slot"
+        )
+        for row in found:
+            by_day = rows.setdefault(row[KIND], {})
+            by_day[row["day"]] = by_day.get(row["day"], 0) + row["n"]
+            if row[KIND] == "batch":
+                batches.setdefault(row["slot"], {})[row["day"]] = row["n"]
+        newest_us = max((row["newest_us"] for row in found), default=0)
+        return _Entry(load=load, files=files, rows=rows, batches=batches, level=level, newest_us=newest_us)
+
+    def _folder_of(self, load: str) -> str:
+        return f"{self._records}/{LOAD}={load}"
 
     def _enter(self, entry: _Entry, log: str, replaces: Sequence[int] = ()) -> None:
         fields = asdict(entry) | {"log": log, "replaces": list(replaces)}
         number = self.number + 1
-        content = json.dumps(fields, indent=1).encode()
+        content = json.dumps(fields, separators=(",", ":")).encode()
         if not self._storage.write(f"{self._manifest}/{number:06}.json", content, is_new=True):
             raise ReportRefused(
                 "Another report has written into this folder since this one began.",
@@ -235,45 +256,65 @@ class Store:
             numbers = sorted(number for number, entry in self._entries.items() if entry.level == level)
             if len(numbers) < many:
                 continue
-            entries = [self._entries[number] for number in numbers]
-            self.engine.open_stored(self._records, [entry.load for entry in entries])
-            columns = ", ".join(name for name in stored_columns(self.engine.words) if name != LOAD)
-            newest = [entry.newest_us for entry in entries]
-            merged = _Entry(
-                load=self._write_load(f"SELECT {columns} FROM {STORED}"),
-                files=tuple(file for entry in entries for file in entry.files),
-                level=level + 1,
-                newest_us=None if None in newest else max(one for one in newest if one is not None),
-            )
-            self._enter(merged, next(iter(self._logs), ""), numbers)
-            old = {self._entries.pop(number).load for number in numbers}
-            for number in numbers:
-                self._storage.remove(f"{self._manifest}/{number:06}.json")
-            for folder in self._storage.folders(f"{self._records}/{KIND}=*/{DAY}=*/{LOAD}=*"):
-                if folder.rpartition(f"{LOAD}=")[2] in old:
-                    self._storage.remove(folder)
+            self._merge(numbers, [self._folder_of(self._entries[number].load) for number in numbers], level + 1)
+
+    def renew(self) -> None:
+        """Write rows in folders of an older version (by kind of record, day and load) as one load, once.
+
+        Raises:
+            ReportRefused: as `load_files`.
+        """
+        numbers = [number for number, entry in self._entries.items() if entry.rows is None]
+        if not numbers:
+            return
+        loads = {self._entries[number].load for number in numbers}
+        folders = self._storage.folders(f"{self._records}/{KIND}=*/{DAY}=*/{LOAD}=*")
+        self._merge(numbers, [folder for folder in folders if folder.rpartition(f"{LOAD}=")[2] in loads], 1)
+        for folder in [*self._storage.folders(f"{self._records}/{KIND}=*"), f"{self._records}/_folded"]:
+            self._storage.remove(folder)
+
+    def _merge(self, numbers: Sequence[int], folders: Sequence[str], level: int) -> None:
+        """Replace loads by one, written from their folders.
+
+        Raises:
+            ReportRefused: rows that were converted are missing, or as `load_files`.
+        """
+        self.engine.open_stored(self._records, folders)
+        columns = ", ".join(name for name in stored_columns(self.engine.words) if name != LOAD)
+        files = tuple(file for number in numbers for file in self._entries[number].files)
+        merged = self._write_load(f"SELECT {columns} FROM {STORED}", files, level)
+        n_gone = sum(file.records + file.bad for file in files) - sum(_numbers(merged.rows or {}).values())
+        if n_gone:
+            raise ReportRefused(f"Converted rows are missing: {n_gone} below {self._records}.", hint=LOST_HINT)
+        self._enter(merged, next(iter(self._logs), ""), numbers)
+        for number in numbers:
+            self._storage.remove(self._folder_of(self._entries.pop(number).load))
+            self._storage.remove(f"{self._manifest}/{number:06}.json")
 
     def remove_abandoned(self) -> None:
         """Remove rows of loads that have no entry and are older than a day: their job has died."""
         loads = {entry.load for entry in self._entries.values()}
         oldest = (datetime.now(UTC) - _ABANDONED).strftime(_STAMP)
-        for folder in self._storage.folders(f"{self._records}/{KIND}=*/{DAY}=*/{LOAD}=*"):
+        for folder in self._storage.folders(f"{self._records}/{LOAD}=*"):
             load = folder.rpartition(f"{LOAD}=")[2]
             if load not in loads and load < oldest:
                 self._storage.remove(folder)
 
-    def open(self, since: date | None = None, n_files: int | None = None) -> None:
+    def open(self, days: Collection[str] | None = None, n_files: int | None = None) -> None:
         """Make the views of all loads: ``all_KIND`` of each kind of record, `bad_lines` and `files`.
 
         Args:
-            since: nothing of a day before.
+            days: no others are opened; None: all.
             n_files: the latest files only.
+
+        Raises:
+            ReportRefused: rows that were converted are missing.
 
         Records have defaults where an older daemon wrote no such field, `FILE` and `DAY`; bad lines have `FILE`,
         `REASON`, and the beginning of the line or null; files the fields of `LoadedFile`.
         """
         words = self.engine.words
-        self.engine.open_stored(self._records, [entry.load for entry in self._entries.values()], since)
+        self._open_rows(days)
         for kind, struct in RECORDS.items():
             fields = ", ".join([*with_defaults(struct, words), FILE, DAY])
             self.engine.make_view(f"all_{kind}", f"SELECT {fields} FROM {STORED} WHERE {KIND} = '{kind}'")
@@ -283,9 +324,36 @@ class Store:
         columns = {FILE: words.text, "size_bytes": words.whole, "records": words.whole, "bad": words.whole}
         self.engine.make_table("files", columns, [astuple(file) for file in self.latest(n_files)])
 
+    def _open_rows(self, days: Collection[str] | None) -> None:
+        expected: Counter[tuple[str, str]] = Counter()
+        loads = []
+        for entry in self._entries.values():
+            rows = {key: n for key, n in _numbers(entry.rows or {}).items() if days is None or key[1] in days}
+            if rows:
+                loads.append(entry.load)
+                expected.update(rows)
+        present = {folder.rpartition(f"{LOAD}=")[2] for folder in self._storage.folders(f"{self._records}/{LOAD}=*")}
+        gone = [self._folder_of(load) for load in loads if load not in present]
+        if not gone:
+            self.engine.open_stored(self._records, [self._folder_of(load) for load in loads], days)
+            found = self.engine.rows(
+                f"SELECT {KIND}, CAST({DAY} AS string) AS day, count(*) AS n FROM {STORED} GROUP BY {KIND}, {DAY}"
+            )
+            for row in found:
+                expected[row[KIND], row["day"]] -= row["n"]
+            lost = sorted((day, kind, n) for (kind, day), n in expected.items() if n > 0)
+            gone = [f"{self._records}: {n} rows of {KIND}={kind}, {DAY}={day}" for day, kind, n in lost]
+        if gone:
+            more = f" (and {len(gone) - 1} more)" if gone[1:] else ""
+            raise ReportRefused(f"Converted rows are missing: {gone[0]}{more}.", hint=LOST_HINT)
+
     def latest(self, n_files: int | None) -> list[LoadedFile]:
         """Return the files that came last, None: all of them."""
         return [self.files[name] for name in islice(reversed(self.files), n_files)]
+
+
+def _numbers(of: _ByDay) -> dict[tuple[str, str], int]:
+    return {(name, day): n for name, by_day in of.items() for day, n in by_day.items()}
 
 
 def ignored(files: Iterable[StoredFile]) -> list[tuple[StoredFile, str]]:

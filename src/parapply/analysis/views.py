@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 from parapply.errors import ReportRefused
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from parapply.analysis.engine import Engine
     from parapply.analysis.store import Store
 
@@ -152,22 +154,19 @@ def _once(engine: Engine, kind: str, scope: Scope) -> Counter[str]:
     return doubled
 
 
-def make_views(store: Store, scope: Scope, *, is_cut: bool = False) -> int:
+def make_views(store: Store, scope: Scope, days: Collection[str] | None = None) -> int:
     """Make the views.
 
     Args:
         store: with the rows.
         scope: of the figures.
-        is_cut: do not look at days before it, whatever their number. Gaps just before it are not noticed then.
+        days: no others are opened, whatever their number; gaps just before them are not noticed then. None: all.
 
     Returns:
         Length of an interval in seconds; 0 where there is no batch within the scope.
     """
     engine = store.engine
-    if is_cut and scope.since is not None:
-        store.open(scope.since.astimezone(UTC).date(), _LATEST_FILES)
-    else:
-        store.open()
+    store.open(days, None if days is None else _LATEST_FILES)
     doubled = _once(engine, "batch", scope) + _once(engine, "transaction", scope)
     within = scope.condition()
     (times,) = engine.rows(
@@ -189,7 +188,7 @@ def make_views(store: Store, scope: Scope, *, is_cut: bool = False) -> int:
     engine.make_view(
         "numbered",
         f"SELECT slot, run, seq, committed_at, {scope.is_within()} AS is_within,"
-        f" {'false' if is_cut else 'true'} AS is_whole,"
+        f" {'true' if days is None else 'false'} AS is_whole,"
         f" {_LSN_NUMBER.format('first_end_lsn')} AS first_number, {_LSN_NUMBER.format('end_lsn')} AS last_number"
         f" FROM all_batch WHERE run <> '' AND {scope.of_slot()}",
     )
