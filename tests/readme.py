@@ -36,7 +36,7 @@ _HEAD: Final = """\
 keep their files in memory where there is room for them, and are copies of one, so that initdb runs once for a version.
 A target has the state schema already, unless its test is marked `bare_target`. Tests that a machine cannot run are left
 out, and the last lines say so. Of the variants of a test that take turns (`in_turn`) the seed that a run prints chooses
-one; `--every-variant` runs all.
+one; `--every-variant` runs all, and the tests marked `long`.
 
 ## Where the tests of a rule are
 

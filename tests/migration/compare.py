@@ -52,13 +52,7 @@ LARGE_OBJECTS = "SELECT oid, md5(lo_get(oid)) FROM pg_largeobject_metadata"
 
 def check(source: Database, target: Database, acknowledged: Collection[int], unknown: Collection[int]) -> Findings:
     """Compare tables, what belongs to them, and the transactions that clients know of."""
-    found = Findings()
-    for name, query in _OBJECTS.items():
-        _compare(found, name, source, target, query)
-    one, other = _rows_of(source), _rows_of(target)
-    for table in sorted(one.keys() | other.keys()):
-        is_other = one.get(table) != other.get(table)
-        found.add("other", is_other, f"{table}: source {one.get(table)}, target {other.get(table)}")
+    found = check_tables(source, target)
     for name, database in (("source", source), ("target", target)):
         counts = Counter(dict(database.rows("SELECT n, count(*) FROM evt GROUP BY 1")))
         ended = {n for (n,) in database.rows("SELECT n FROM ended")}
@@ -72,6 +66,18 @@ def check(source: Database, target: Database, acknowledged: Collection[int], unk
         found.add("torn", len(torn), f"{name}: there in part: {sorted(torn)[:5]}")
         ((money,),) = database.rows("SELECT sum(balance) % 1000 FROM account")
         found.add("torn", int(money != 0), f"{name}: money appeared or vanished")
+    return found
+
+
+def check_tables(source: Database, target: Database) -> Findings:
+    """Compare the rows of all tables, and what belongs to them."""
+    found = Findings()
+    for name, query in _OBJECTS.items():
+        _compare(found, name, source, target, query)
+    one, other = _rows_of(source), _rows_of(target)
+    for table in sorted(one.keys() | other.keys()):
+        is_other = one.get(table) != other.get(table)
+        found.add("other", is_other, f"{table}: source {one.get(table)}, target {other.get(table)}")
     return found
 
 

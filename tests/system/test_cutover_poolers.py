@@ -161,7 +161,7 @@ def test_undone_at_each_point_the_pooler_leads_to_the_source_again(ends: Ends, p
 def test_a_client_that_connects_while_it_is_paused_is_served_at_once(ends: Ends) -> None:
     """PgBouncer breaks off its login at the target and counts that as failed; none waits for server_login_retry."""
     ends.start(ends.ahead)
-    with pgbouncer(ends.source, "server_login_retry = 3600\n") as pooler:
+    with pgbouncer(ends.source, "server_login_retry = 3600.5\n") as pooler:
         with ends.held("cutover_led_on", *_words(pooler), "--verify", "none") as done:
             comes = threading.Thread(target=_insert, args=(pooler,))
             comes.start()
@@ -170,7 +170,7 @@ def test_a_client_that_connects_while_it_is_paused_is_served_at_once(ends: Ends)
         comes.join(60)
         assert ends.target.rows("SELECT n FROM evt") == [(1,)]
         (retry,) = [row["value"] for row in pooler.ask("SHOW CONFIG") if row["key"] == "server_login_retry"]
-        assert float(retry) == 3600
+        assert float(retry) == 3600.5
 
 
 def _insert(pooler: PgBouncer) -> None:

@@ -71,11 +71,11 @@ class _Instance:
         files = ("--config", str(self.databases.path), "--reverse", str(self.back_path))
         return self._run(self.databases.file_route(), "cutover", *files, *words, environ=environ)
 
-    def start(self) -> Daemon:
-        """Start the daemon of all streams ahead, and return it when each reads."""
+    def start(self, *names: str) -> Daemon:
+        """Start the daemon of the file, and return it when it reads the streams of these databases, or of all."""
         daemon = self.databases.start(self._start)
-        for route in self.routes:
-            wait_for(daemon, "source_connected", route)
+        for name in names or _NAMES:
+            wait_for(daemon, "source_connected", self.databases.routes[name])
         return daemon
 
     def start_back(self, *names: str) -> tuple[Daemon, list[Route]]:
@@ -199,3 +199,19 @@ def test_one_that_is_not_ready_keeps_all_from_it(instance: _Instance) -> None:
     alone = instance.cutover("--include-databases", _NAMES[0])
     assert alone.returncode == 0, alone.stdout + alone.stderr
     assert [len(_slots(route)) for route in instance.routes] == [1, 1, 1]
+
+
+def test_a_failure_is_named_by_the_entry_of_the_file(instance: _Instance) -> None:
+    """The servers may have another name for the database."""
+    first = instance.databases.routes[_NAMES[0]]
+    dsn = toml_string(f"dbname={_NAMES[0]}")
+    for path, slot in ((instance.databases.path, first.slot), (instance.back_path, f"{PREFIX}_back")):
+        entry = f'{{name = "Shop", source.dsn = {dsn}, target.dsn = {dsn}, source.slot = {toml_string(slot)}}}'
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("databases")]
+        listed = f"databases = [{entry}, {toml_string(_NAMES[2])}]"
+        path.write_text("\n".join([listed, *lines]), encoding="utf-8")
+    instance.start(_NAMES[0], _NAMES[2])
+    first.target.execute("DROP TABLE evt")
+    refused = instance.cutover()
+    assert refused.returncode == 4, refused.stdout + refused.stderr
+    assert "this database is not cut over, because 'Shop' is not" in refused.stdout, refused.stdout

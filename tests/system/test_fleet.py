@@ -13,7 +13,15 @@ import pytest
 from parapply.printable import printable
 from tests.fixtures.endpoint import LISTEN, Endpoint, NotifySocket
 from tests.fixtures.fleet import Databases, of_slot, wait_for
-from tests.fixtures.plain import check_equal, closed, commit_each, end_sessions, wait_until_unread
+from tests.fixtures.plain import (
+    check_equal,
+    closed,
+    commit_each,
+    drop_slot,
+    end_sessions,
+    foreign_transaction,
+    wait_until_unread,
+)
 from tests.fixtures.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -88,6 +96,34 @@ def test_each_slot_keeps_on_whatever_happens_to_the_others(databases: Databases,
     daemon.send(signal.SIGHUP)
     assert daemon.wait_for_event("fleet_reloaded")["added"] == []
     _caught_up(daemon, databases, *names)
+    daemon.stop()
+
+
+def test_f12_a_lost_slot_is_healed_while_the_others_keep_on(databases: Databases, start_daemon: StartDaemon) -> None:
+    """A transaction of the publisher's holds the heal up, and the other database is equal all the while."""
+    databases.add("fleet_lost", "fleet_kept")
+    lost, kept = databases.routes.values()
+    databases.write(list(databases.routes), {"source.on_lost_slot": "heal"})
+    daemon = databases.start(start_daemon)
+    for one in (lost, kept):
+        wait_for(daemon, "source_connected", one)
+        commit_each(one.source, 1, 10)
+    _caught_up(daemon, databases, "fleet_lost", "fleet_kept")
+    with foreign_transaction(lost.source, "INSERT INTO item VALUES (30, 30)"):
+        daemon.pause()
+        drop_slot(lost)
+        lost.source.execute("UPDATE item SET v = 50 WHERE id = 5")
+        daemon.send(signal.SIGCONT)
+        wait_for(daemon, "heal_started", lost)
+        lost.target.wait_until("SELECT state = 'healing' FROM parapply.slots")
+        commit_each(kept.source, 11, 20)
+        _caught_up(daemon, databases, "fleet_kept")
+        assert not of_slot(daemon, "heal_done", lost)
+    wait_for(daemon, "heal_done", lost)
+    commit_each(lost.source, 11, 20)
+    _caught_up(daemon, databases, "fleet_lost")
+    assert not of_slot(daemon, "source_lost", kept) + of_slot(daemon, "slot_failed", lost)
+    assert len(of_slot(daemon, "source_connected", kept)) == 1
     daemon.stop()
 
 

@@ -12,7 +12,7 @@ import pytest
 from parapply import failpoints
 from tests.fixtures.databases import create_database
 from tests.fixtures.fan import make_slot
-from tests.fixtures.plain import check_equal, commit_each, foreign_transaction, plain_route
+from tests.fixtures.plain import check_equal, commit_each, drop_slot, foreign_transaction, plain_route
 
 if TYPE_CHECKING:
     from tests.fixtures.daemon import Daemon, RunCommand, StartDaemon
@@ -32,16 +32,6 @@ def route(source_db: Database, target_db: Database) -> Route:
     return plain_route(source_db, target_db, make_slot)
 
 
-def _drop(route: Route) -> None:
-    """Drop a slot that is read, as an operator of the publisher does whose disk fills: its reader is ended first."""
-    route.source.execute(
-        "DO $$ BEGIN LOOP"
-        f" PERFORM pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{route.slot}';"
-        f" BEGIN PERFORM pg_drop_replication_slot('{route.slot}'); RETURN;"
-        " EXCEPTION WHEN object_in_use THEN NULL; END; END LOOP; END $$"
-    )
-
-
 def _served(daemon: Daemon, route: Route) -> None:
     commit_each(route.source, 1, 10)
     daemon.wait_caught_up()
@@ -55,7 +45,7 @@ def test_f12_a_slot_that_is_dropped_under_a_daemon_is_healed_once(
     _served(daemon, route)
     route.source.execute("ALTER TABLE item REPLICA IDENTITY FULL")
     daemon.pause()
-    _drop(route)
+    drop_slot(route)
     route.source.execute(
         "DELETE FROM item WHERE id = 3; UPDATE item SET v = 50 WHERE id = 5; INSERT INTO evt VALUES (7)"
     )
@@ -70,7 +60,7 @@ def test_f12_a_slot_that_is_dropped_under_a_daemon_is_healed_once(
     shown = json.loads(run_command(route, "status", "--json").stdout)
     assert shown["state"] == "running"
     assert route.target.rows(_HEALED) == [(True,)]
-    _drop(route)
+    drop_slot(route)
     assert daemon.exit_code() == _SOURCE_REFUSED, daemon.log_tail()
     assert "one an hour at most" in daemon.failure
     assert "Hint: `parapply heal`" in daemon.failure
@@ -78,11 +68,35 @@ def test_f12_a_slot_that_is_dropped_under_a_daemon_is_healed_once(
     assert run_command(route, "heal").returncode == 0
 
 
+@pytest.mark.crash
+def test_f11_a_slot_that_is_invalidated_under_a_daemon_is_healed(
+    own_servers: OwnServers, target_db: Database, start_daemon: StartDaemon
+) -> None:
+    """The publisher removes its WAL, and ends the session that read it."""
+    server = own_servers("publisher", settings={"max_slot_wal_keep_size": "1MB"})
+    made = plain_route(create_database(server, "source"), target_db, make_slot)
+    daemon = start_daemon(made, settings=_HEALS)
+    _served(daemon, made)
+    daemon.pause()
+    for number in range(11, 15):
+        commit_each(made.source, number, number)
+        made.source.execute("SELECT pg_switch_wal()")
+    made.source.execute("UPDATE item SET v = 50 WHERE id = 5; CHECKPOINT")
+    made.source.wait_until(f"SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = '{made.slot}'")
+    daemon.send(signal.SIGCONT)
+    assert "was invalidated by the publisher" in daemon.wait_for_event("heal_started")["reason"]
+    daemon.wait_for_event("heal_done")
+    commit_each(made.source, 20, 29)
+    daemon.wait_caught_up()
+    check_equal(made)
+    daemon.stop()
+
+
 def test_without_the_setting_the_daemon_stops(route: Route, start_daemon: StartDaemon) -> None:
     """By default a lost slot ends the daemon, with exit 3."""
     daemon = start_daemon(route)
     _served(daemon, route)
-    _drop(route)
+    drop_slot(route)
     assert daemon.exit_code() == _SOURCE_REFUSED, daemon.log_tail()
     assert "is no longer on the publisher" in daemon.failure
     assert daemon.events_of("heal_started") == []
@@ -95,7 +109,7 @@ def test_f1_a_daemon_killed_in_the_middle_goes_on(route: Route, start_daemon: St
     daemon = start_daemon(route)
     _served(daemon, route)
     daemon.stop()
-    _drop(route)
+    drop_slot(route)
     route.source.execute("UPDATE item SET v = 50 WHERE id = 5")
     killed = start_daemon(route, settings=_HEALS, environ={"PARAPPLY_FAILPOINT": f"{point}:kill"})
     assert killed.exit_code() == -signal.SIGKILL, killed.log_tail()
@@ -114,7 +128,7 @@ def test_a_daemon_that_waits_for_the_snapshot_shows_it_and_ends_in_order(
     daemon = start_daemon(route)
     _served(daemon, route)
     daemon.stop()
-    _drop(route)
+    drop_slot(route)
     with foreign_transaction(route.source, "INSERT INTO item VALUES (30, 30)"):
         held = start_daemon(route, settings=_HEALS)
         held.wait_for_line("waiting for the publisher's snapshot")
@@ -132,7 +146,7 @@ def test_more_rows_than_allowed_change_nothing(route: Route, start_daemon: Start
     daemon = start_daemon(route)
     _served(daemon, route)
     daemon.stop()
-    _drop(route)
+    drop_slot(route)
     route.source.execute("UPDATE item SET v = 50")
     limits = {**_HEALS, "source.heal_limit_rows": 5}
     refused = start_daemon(route, settings=limits)
@@ -192,7 +206,7 @@ def test_f14_a_publisher_put_back_is_not_healed_from(
     subprocess.run(["rm", "-rf", str(server.data_dir)], check=True)
     subprocess.run(["cp", "-a", str(older), str(server.data_dir)], check=True)
     server.start()
-    _drop(made)
+    drop_slot(made)
     ((high_lsn,),) = target_db.rows("SELECT highest_lsn::text FROM parapply.slots")
     assert made.source.rows(f"SELECT pg_current_wal_flush_lsn() < '{high_lsn}'") == [(True,)]
     for words in ("was put back to an older state", "may be an older copy of itself"):

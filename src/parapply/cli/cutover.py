@@ -137,7 +137,9 @@ def cutover(  # noqa: PLR0913  options
             raise click.UsageError("--print-reverse is of one database: --database NAME; then write the names into it")
         return way_back.print_reverse(found)
     if isinstance(found, Several) and pooler_databases:
-        raise click.UsageError("--pooler-database names one: several have the names that they have at the source")
+        raise click.UsageError(
+            "--pooler-database names one: several have their names at the source, or cutover.pooler_databases of each"
+        )
     again = ["parapply", "cutover", "--config", str(options["config_path"] or "...")]
     again += ["--reverse", str(reverse_path), *_chosen(options), *([] if is_back else ["--back"])]
     run = options["config_path"] or "..." if is_back else reverse_path

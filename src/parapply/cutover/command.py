@@ -26,10 +26,9 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 import click
-import msgspec
 from psycopg import sql
 
-from parapply import connect, failpoints
+from parapply import connect
 from parapply.commands import lifecycle
 from parapply.copy import sequences
 from parapply.copy.published import published_tables
@@ -38,12 +37,13 @@ from parapply.cutover.comparison import CutoverComparison
 from parapply.cutover.hooks import Hooks
 from parapply.cutover.look import CutoverLook, CutoverOptions, Pair, check_pair
 from parapply.cutover.meeting import Meeting
+from parapply.cutover.notes import CutoverNotes
 from parapply.cutover.poolers import Poolers
+from parapply.cutover.undoing import Held, Undoing
+from parapply.cutover.writers import Writers
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, SourceRefused, TargetRefused
-from parapply.logs import redact_text
 from parapply.model import format_lsn
 from parapply.plan.watermark import covers
-from parapply.printable import printable
 from parapply.sequences import SequenceOptions
 from parapply.source import refusals, slot
 from parapply.target.session import lease
@@ -53,25 +53,9 @@ from parapply.target.state import slots as state
 from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from parapply.config import Config
 
 _INCOMPLETE: Final = 1
-#: Seconds that sessions from behind a fence may take to end.
-_READERS_S: Final = 5.0
-#: Result of each step, for people.
-_WORDS: Final = {
-    CutoverStep.PREPARING: "the way back is prepared",
-    CutoverStep.FENCING: "the source is fenced",
-    CutoverStep.DRAINING: "the target has everything",
-    CutoverStep.COMPARING: "both sides are compared",
-    CutoverStep.SEQUENCES: "sequences are brought",
-    CutoverStep.STOPPING: "the daemon is stopped",
-    CutoverStep.TURNING: "the way back begins",
-    CutoverStep.OPENING: "the target is opened",
-    CutoverStep.ENDING: "the old stream is removed",
-}
 
 
 def cutover(forward: Config, reverse: Config, options: CutoverOptions) -> int:
@@ -95,8 +79,19 @@ def undo(forward: Config, reverse: Config, options: CutoverOptions) -> int:
     return asyncio.run(one(forward, reverse, options, Meeting(), is_undo=True))
 
 
-async def one(forward: Config, reverse: Config, options: CutoverOptions, meeting: Meeting, *, is_undo: bool) -> int:
-    """Cut one database over, or take that back; `meeting` has the others of the command. Else as `cutover`."""
+async def one(  # noqa: PLR0913  as `cutover`, and its place among others
+    forward: Config, reverse: Config, options: CutoverOptions, meeting: Meeting, name: str = "", *, is_undo: bool
+) -> int:
+    """Cut one database over, or take that back; errors as `cutover`.
+
+    Args:
+        forward: as `cutover`.
+        reverse: as `cutover`.
+        options: as `cutover`.
+        meeting: with the others of the command.
+        name: of the database, as the command has it; of several.
+        is_undo: take back.
+    """
     if not (forward.mapping.is_empty and reverse.mapping.is_empty):
         raise ConfigError(
             "mapping: the way back goes to tables of the same names", hint="cut over by hand (docs/how-to/cut-over.md)"
@@ -115,10 +110,10 @@ async def one(forward: Config, reverse: Config, options: CutoverOptions, meeting
             )
         await _lock(ahead.target, found.slot_id)
         row = await cutovers.read(ahead.target, forward.target.state_schema, found.slot_id)
-        cutting = _Cutover(Pair(forward, reverse, ahead, back, found.slot_id), options, row, meeting)
+        cutting = _Cutover(Pair(forward, reverse, ahead, back, found.slot_id), options, row, meeting, name)
         stack.push_async_callback(cutting.close)
         await cutting.meet()
-        return await (cutting.undo() if is_undo else cutting.run())
+        return await (cutting.undoing.asked(options) if is_undo else cutting.run())
 
 
 async def _lock(conn: slot.Connection, slot_id: int) -> None:
@@ -132,24 +127,26 @@ async def _lock(conn: slot.Connection, slot_id: int) -> None:
 class _Cutover:
     """One call of the command."""
 
-    def __init__(self, pair: Pair, options: CutoverOptions, row: cutovers.Cutover | None, meeting: Meeting) -> None:
+    def __init__(
+        self, pair: Pair, options: CutoverOptions, row: cutovers.Cutover | None, meeting: Meeting, name: str
+    ) -> None:
         self._forward, self._reverse, self._ahead, self._back, self._slot_id = pair
         self._options = options
         self._meeting = meeting
-        self._name = pair.ahead.source.info.dbname
+        #: As the command has it.
+        self._name = name
         self._schema = pair.forward.target.state_schema
-        self._row = row
+        self._notes = CutoverNotes(pair, row)
         self._look = CutoverLook(pair, options)
-        self._began_s = time.monotonic()
-        self._deadline_s = self._began_s + options.timeout_s
+        self._deadline_s = time.monotonic() + options.timeout_s
         #: By this call: the daemon was stopped; writers were let in.
         self._has_stopped = False
         self._has_opened = False
-        #: By this call, and not by a command of the operator's.
-        self._fenced_at: datetime | None = None
         self._comparison = CutoverComparison(pair.forward, options.verify, options.timeout_s, self._look.warn)
+        self._writers = Writers(pair.ahead.source, self._look, options.fence_command)
         self._poolers = Poolers(pair, row.poolers if row is not None else (), self._look.warn)
         self._hooks = Hooks(pair, row, is_back=options.is_back)
+        self.undoing = Undoing(pair, self._notes, meeting, Held(self._writers, self._poolers, self._hooks))
 
     async def close(self) -> None:
         """Leave the poolers' consoles."""
@@ -161,7 +158,7 @@ class _Cutover:
         Raises:
             ParapplyError: another one cannot be looked at.
         """
-        has_passed = self._row is not None and not self._row.step.is_before(CutoverStep.OPENING)
+        has_passed = not self._notes.step.is_before(CutoverStep.OPENING)
         if has_passed:
             self._meeting.has_opened(self._name)
         await self._meeting.reach(CutoverStep.PREPARING, self._name)
@@ -170,7 +167,7 @@ class _Cutover:
 
     async def run(self) -> int:
         """Do what is left to do."""
-        row = self._row
+        row = self._notes.found
         if row is not None and row.is_done:
             click.echo(f"slot {self._forward.source.slot!r} was cut over already; nothing to do")
             self._say_end()
@@ -180,7 +177,7 @@ class _Cutover:
         if not self._options.is_dry:
             await self._poolers.check_named(leaves=self._options.leaves_poolers)
         if row is not None and row.step is not CutoverStep.PREPARING:
-            self._say_where(row)
+            self._notes.say_where(self._poolers.are_held)
         try:
             if row is None or row.step.is_before(CutoverStep.STOPPING):
                 # Also of one that goes on: it may have been killed long ago.
@@ -191,11 +188,11 @@ class _Cutover:
             return await self._steps()
         except ParapplyError:
             self._meeting.fail(self._name)
-            await self._failed()
+            await self.undoing.after_failure(has_stopped=self._has_stopped)
             raise
         except asyncio.CancelledError:
-            if self._row is not None:
-                self._say_where(self._row)
+            if self._notes.found is not None:
+                self._notes.say_where(self._poolers.are_held)
             raise
 
     def _check_goes_on(self, row: cutovers.Cutover) -> None:
@@ -216,53 +213,31 @@ class _Cutover:
             )
 
     async def _steps(self) -> int:
-        row = self._row
-        if row is None:
+        notes = self._notes
+        if notes.found is None:
             await self._prepare()
-        elif row.step is CutoverStep.PREPARING:
+        elif notes.step is CutoverStep.PREPARING:
             await self._prepare_rest()
-        if self._step is CutoverStep.PREPARING:
+        if notes.step is CutoverStep.PREPARING:
             await self._comparison.before()
-        if self._step.is_before(CutoverStep.OPENING):
+        if notes.step.is_before(CutoverStep.OPENING):
             # Even if it was done before: a standing fence is put up again, and sessions behind it are checked again.
             await self._fence()
-            if self._step.is_before(CutoverStep.STOPPING):
+            if notes.step.is_before(CutoverStep.STOPPING):
                 await self._drain()
                 await self._compare()
                 await self._sequences()
             await self._stop()
             await self._turn()
             await self._meeting.reach(CutoverStep.OPENING, self._name)
-        if self._step.is_before(CutoverStep.ENDING):
+        if notes.step.is_before(CutoverStep.ENDING):
             await self._open()
         return await self._end()
-
-    @property
-    def _step(self) -> CutoverStep:
-        return self._row.step if self._row is not None else CutoverStep.PREPARING
 
     async def _enter(self, step: CutoverStep, *, fence_lsn: int | None = None, takeover_lsn: int | None = None) -> None:
         """Run the operator's commands up to a step, and note it."""
         await self._hooks.reach(f"before_{step}")
-        await self._note(step, fence_lsn=fence_lsn, takeover_lsn=takeover_lsn)
-
-    async def _note(self, step: CutoverStep, *, fence_lsn: int | None = None, takeover_lsn: int | None = None) -> None:
-        """Note a step; a failpoint follows it, so that a test ends the command inside each."""
-        target = self._ahead.target
-        await cutovers.enter(target, self._schema, self._slot_id, step, fence_lsn=fence_lsn, takeover_lsn=takeover_lsn)
-        self._row = await cutovers.read(target, self._schema, self._slot_id)
-        self._began_s = time.monotonic()
-        failpoints.probe(f"cutover_{step}")
-
-    def _say(self, step: CutoverStep, what: str) -> None:
-        elapsed_s = time.monotonic() - self._began_s
-        click.echo(printable(f"{step.number}/{len(_WORDS)} {step}: {what} ({elapsed_s:.3f} s)"))
-
-    def _say_where(self, row: cutovers.Cutover) -> None:
-        fenced = f"; clients cannot write since {row.fenced_s:.1f} s" if row.fenced_s and row.gap_s is None else ""
-        place = f"step {row.step.number} of {len(_WORDS)}, {row.step}: {_WORDS.get(row.step, '')}"
-        paused = f"; clients wait at the poolers: {self._poolers.are_held}" if self._poolers.are_held else ""
-        click.echo(printable(f"a cut-over is under way, at {place}{fenced}{paused}"))
+        await self._notes.enter(step, fence_lsn=fence_lsn, takeover_lsn=takeover_lsn)
 
     # Checks before anything is made.
 
@@ -274,7 +249,8 @@ class _Cutover:
         """
         forward = self._forward
         tables = await published_tables(self._ahead.source, forward.source.publications, forward.mapping)
-        refused = await self._look.refusals(tables, has_made=self._row is not None and self._row.made_publication)
+        known = self._notes.found
+        refused = await self._look.refusals(tables, has_made=known is not None and known.made_publication)
         refused += await self._poolers.refusals(self._options.timeout_s)
         if self._reverse.cutover.poolers and not forward.cutover.poolers:
             self._look.warn("the other file names poolers, and the file of this stream none: its clients get errors")
@@ -300,7 +276,7 @@ class _Cutover:
             reverse_slot=reverse.source.slot,
             made_slot=facts.slot is None,
             made_publication=bool(missing),
-            fence=fence.COMMAND if self._options.fence_command else fence.DATABASE,
+            fence=self._writers.kind,
             opens=await self._look.what_to_open(),
             fence_lsn=None,
             takeover_lsn=None,
@@ -308,9 +284,7 @@ class _Cutover:
             gap_s=None,
         )
         # Before anything is made: what is noted as to be made is dropped by --undo.
-        await cutovers.begin(self._ahead.target, self._schema, self._slot_id, new)
-        self._row = new
-        failpoints.probe("cutover_preparing")
+        await self._notes.begin(new)
         # Again: a daemon that adopted the slot since the first look did not see the note.
         await way_back.stale_state(back, reverse)
         await self._prepare_rest()
@@ -321,8 +295,7 @@ class _Cutover:
         tables = await published_tables(self._ahead.source, self._forward.source.publications, self._forward.mapping)
         if await way_back.missing_publications(back.source, reverse.source.publications):
             await way_back.make_publication(self._ahead.target, reverse, tables)
-        assert self._row is not None
-        await way_back.check_covers(back.source, reverse, tables, is_made=self._row.made_publication)
+        await way_back.check_covers(back.source, reverse, tables, is_made=self._notes.row.made_publication)
         facts = await slot.inspect(back.source, reverse.source.slot)
         if facts.slot is None:
             await slot.create_slot(back.source, reverse.source.slot, two_phase=reverse.source.two_phase)
@@ -330,27 +303,17 @@ class _Cutover:
         if refused:
             raise refused[-1]
         await state.ensure_schema(back.target, reverse.target.state_schema)
-        self._say(CutoverStep.PREPARING, f"slot {reverse.source.slot!r} on the target, {len(tables)} tables")
+        self._notes.say(CutoverStep.PREPARING, f"slot {reverse.source.slot!r} on the target, {len(tables)} tables")
 
     async def _fence(self) -> None:
-        options, source = self._options, self._ahead.source
         await self._meeting.reach(CutoverStep.FENCING, self._name)
         await self._keep_copies_off()
         await self._hooks.reach("before_fencing")
         await self._poolers.pause()
-        self._deadline_s = time.monotonic() + options.timeout_s
-        if self._step.is_before(CutoverStep.STOPPING):
+        self._deadline_s = time.monotonic() + self._options.timeout_s
+        if self._notes.step.is_before(CutoverStep.STOPPING):
             await self._enter(CutoverStep.FENCING)
-        if options.fence_command:
-            await fence.run_command(options.fence_command, source, is_on=True)
-            self._say(CutoverStep.FENCING, "by --fence-command")
-            return
-        self._fenced_at = await fence.put_up(source, self._deadline_s)
-        kept = await self._look.kept(with_daemon=True)
-        n_ended = await fence.end_writers(source, kept, self._fenced_at, self._deadline_s)
-        self._say(
-            CutoverStep.FENCING, f"the source's database {source.info.dbname!r} is read only, {n_ended} sessions ended"
-        )
+        self._notes.say(CutoverStep.FENCING, await self._writers.keep_out(self._deadline_s))
 
     async def _keep_copies_off(self) -> None:
         """Keep `refresh` and its like from the tables, until this command ends; then the noted step does."""
@@ -365,27 +328,26 @@ class _Cutover:
         lsn = await fence.last_lsn(self._ahead.source, self._deadline_s)
         await self._enter(CutoverStep.DRAINING, fence_lsn=lsn)
         await lifecycle.applied(self._forward, lsn, max(0.0, self._deadline_s - time.monotonic()))
-        assert self._row is not None
-        await self._look.check_tables(is_made=self._row.made_publication)
+        await self._look.check_tables(is_made=self._notes.row.made_publication)
         # One that began after the first look, and was ended before the fence, leaves a table in part.
         await self._look.check_copied(lsn)
-        self._say(CutoverStep.DRAINING, f"the target has everything up to {format_lsn(lsn)}")
+        self._notes.say(CutoverStep.DRAINING, f"the target has everything up to {format_lsn(lsn)}")
 
     async def _compare(self) -> None:
         await self._enter(CutoverStep.COMPARING)
-        self._say(CutoverStep.COMPARING, await self._comparison.after())
+        self._notes.say(CutoverStep.COMPARING, await self._comparison.after())
 
     async def _sequences(self) -> None:
         await self._enter(CutoverStep.SEQUENCES)
         if not self._options.with_sequences:
-            self._say(CutoverStep.SEQUENCES, "left out (--no-sequences)")
+            self._notes.say(CutoverStep.SEQUENCES, "left out (--no-sequences)")
             return
         if await sequences.bring(self._forward, SequenceOptions()):
             raise ParapplyError(
                 "a sequence is missing on the target, or could not be set; see above",
                 hint="make it there, or give --no-sequences and set them yourself",
             )
-        self._say(CutoverStep.SEQUENCES, "brought")
+        self._notes.say(CutoverStep.SEQUENCES, "brought")
 
     async def _stop(self) -> None:
         """Stop the daemon for good, and make sure that it has applied everything."""
@@ -396,7 +358,7 @@ class _Cutover:
         await lease.fence(ahead.target, self._slot_id, lambda _sessions: None)
         self._has_stopped = True
         found = await state.load(ahead.target, self._schema, name, (await self._facts()).system_identifier)
-        fence_lsn = self._row.fence_lsn if self._row is not None else None
+        fence_lsn = self._notes.row.fence_lsn
         if found is None or fence_lsn is None or not covers(found.low_lsn, fence_lsn):
             await self._back_to_draining()
             raise TargetRefused(
@@ -405,69 +367,48 @@ class _Cutover:
             )
         deadline_s = time.monotonic() + self._forward.target.lease_wait_s
         await late.wait_until_unread(ahead.source, name, deadline_s)
-        if self._fenced_at is not None:
-            # The daemon is gone: what is still there under a name like its own is another program's.
-            kept = await self._look.kept(with_daemon=False)
-            await fence.end_writers(ahead.source, kept, self._fenced_at, deadline_s)
+        await self._writers.end_others(deadline_s)
         if n_late := await late.count(ahead.source, self._forward, found.low_lsn):
             await self._back_to_draining()
             raise SourceRefused(
                 f"{n_late} transactions were committed on the source after the fence: a session writes in spite of it",
                 hint="end it, start the daemon, and give the same command again; --undo lets all writers in again",
             )
-        self._say(CutoverStep.STOPPING, "the daemon is stopped, and nothing was committed after the fence")
+        self._notes.say(CutoverStep.STOPPING, "the daemon is stopped, and nothing was committed after the fence")
 
     async def _back_to_draining(self) -> None:
         """Let a daemon start again. The way back then begins later: what that one applies must not be sent back."""
-        if self._row is not None and self._row.takeover_lsn is not None:
-            await self._drop_state_of_back()
-        await cutovers.enter(self._ahead.target, self._schema, self._slot_id, CutoverStep.DRAINING)
-        self._row = await cutovers.read(self._ahead.target, self._schema, self._slot_id)
+        if self._notes.row.takeover_lsn is not None:
+            await way_back.drop_known_state(self._back, self._reverse)
+        await self._notes.back_to_draining()
 
     async def _turn(self) -> None:
         reverse, back = self._reverse, self._back
-        assert self._row is not None
-        if self._row.takeover_lsn is None:
+        if self._notes.row.takeover_lsn is None:
             old_id, _ = await way_back.stale_state(back, reverse)
             if old_id is not None:
                 await way_back.drop_state(back, reverse, old_id)
             await self._enter(CutoverStep.TURNING, takeover_lsn=await fence.mark(back.source))
-        assert self._row.takeover_lsn is not None
-        await way_back.make_state(back, reverse, self._row.takeover_lsn)
+        assert self._notes.row.takeover_lsn is not None
+        await way_back.make_state(back, reverse, self._notes.row.takeover_lsn)
         async with self._meeting.at_poolers:
             await self._poolers.lead_on()
-        self._say(
+        self._notes.say(
             CutoverStep.TURNING,
-            f"slot {reverse.source.slot!r} sends what commits after {format_lsn(self._row.takeover_lsn)}",
+            f"slot {reverse.source.slot!r} sends what commits after {format_lsn(self._notes.row.takeover_lsn)}",
         )
 
     async def _open(self) -> None:
-        assert self._row is not None
         await self._enter(CutoverStep.OPENING)
-        await self._lift(self._row.opens, self._back.source)
+        await self._writers.let_in(self._notes.row.opens, self._back.source)
         # A command that goes on would end the sessions of clients that were let in.
-        await cutovers.note_opened(self._ahead.target, self._schema, self._slot_id)
+        await self._notes.opened()
         async with self._meeting.at_poolers:
             await self._poolers.resume()
-        await self._note(CutoverStep.ENDING)
+        await self._notes.enter(CutoverStep.ENDING)
         self._has_opened = True
-        gap_s = self._row.gap_s
-        self._say(CutoverStep.OPENING, f"the target takes over; no client could write for {gap_s or 0.0:.3f} s")
-
-    async def _lift(self, kind: str, conn: slot.Connection) -> None:
-        if kind == fence.COMMAND:
-            if not self._options.fence_command:
-                raise ConfigError("the fence was a command's, which has to lift it: --fence-command")
-            await fence.run_command(self._options.fence_command, conn, is_on=False)
-        elif kind == fence.DATABASE:
-            lifted_at = await fence.lift_fence(conn)
-            try:
-                kept = await self._look.kept(with_daemon=True)
-                left = await fence.end_readers(conn, kept, lifted_at, time.monotonic() + _READERS_S)
-            except ParapplyError as error:
-                left = [redact_text(error.line())]
-            if left:
-                self._look.warn(f"sessions that began behind the fence stay read only: {fence.few(left)}")
+        gap_s = self._notes.row.gap_s or 0.0
+        self._notes.say(CutoverStep.OPENING, f"the target takes over; no client could write for {gap_s:.3f} s")
 
     async def _end(self) -> int:
         name, ahead = self._forward.source.slot, self._ahead
@@ -496,111 +437,15 @@ class _Cutover:
                 return _INCOMPLETE
             await slot.drop_slot(ahead.source, name)
         await self._hooks.reach("after_ending")
-        await self._note(CutoverStep.DONE)
+        await self._notes.enter(CutoverStep.DONE)
         self._say_end()
         return 0
 
     async def _is_old_source_still(self) -> bool:
         """Return whether the way back has written nothing there yet; its changes there would look like late writes."""
-        found = await self._state_of_back()
-        return found is not None and self._row is not None and found.low_lsn == self._row.takeover_lsn
+        found = await way_back.state_of(self._back, self._reverse)
+        return found is not None and found.low_lsn == self._notes.row.takeover_lsn
 
     def _say_end(self) -> None:
         if self._options.hint:
             click.echo(self._options.hint)
-
-    # Failures.
-
-    async def _failed(self) -> None:
-        """Take everything back if the daemon was not stopped yet, or clients or other databases wait; else report."""
-        row = self._row
-        if row is None:
-            return
-        waits = self._forward.cutover.holds_clients or self._meeting.is_shared
-        waits = waits and self._step.is_before(CutoverStep.OPENING)
-        if self._meeting.open_database:
-            click.echo(f"the same command goes on: {self._meeting.open_database!r} was cut over", err=True)
-            return
-        if waits or (self._step.is_before(CutoverStep.STOPPING) and not self._stays):
-            try:
-                await self._take_back()
-            except ParapplyError as error:
-                fenced = "; until then no client can write" if self._row is not None and self._row.fenced_s else ""
-                held = f"; clients wait at the poolers: {self._poolers.are_held}" if self._poolers.are_held else ""
-                click.echo(
-                    f"parapply: taking it back also failed: {redact_text(error.line())}\n"
-                    f"the same command with --undo takes it back{fenced}{held}",
-                    err=True,
-                )
-            else:
-                ended = "; start the daemon again (`parapply run`)" if self._has_stopped else ""
-                click.echo(f"everything was taken back: the source takes writes as before{ended}")
-            return
-        click.echo("the same command goes on" + ("" if row.is_open else "; --undo takes it back"), err=True)
-
-    @property
-    def _stays(self) -> bool:
-        """Return whether a step after the stop went back to draining: the daemon is gone, and the operator decides."""
-        return self._row is not None and self._row.step is CutoverStep.DRAINING and self._has_stopped
-
-    async def undo(self) -> int:
-        """Take everything back.
-
-        Raises:
-            TargetRefused: writers were let in.
-        """
-        row = self._row
-        if row is None:
-            click.echo(f"no cut-over of slot {self._forward.source.slot!r} is under way; nothing to undo")
-            return 0
-        if row.is_open:
-            raise TargetRefused(
-                "the target has taken over, and clients may have written there: it cannot be undone",
-                hint=f"`{self._options.other_way}` goes back with all that was written since",
-            )
-        if self._meeting.open_database:
-            raise TargetRefused(
-                f"{self._meeting.open_database!r} was cut over already, and all of them are or none is",
-                hint="the same command without --undo goes on; --exclude-databases leaves that one out",
-            )
-        await self._poolers.check_named(leaves=self._options.leaves_poolers)
-        await self._take_back()
-        click.echo("undone: the source takes writes as before; if the daemon was stopped, start it (`parapply run`)")
-        return 0
-
-    async def _state_of_back(self) -> state.SlotState | None:
-        return await way_back.state_of(self._back, self._reverse)
-
-    async def _drop_state_of_back(self) -> None:
-        found = await self._state_of_back()
-        if found is not None:
-            await way_back.drop_state(self._back, self._reverse, found.slot_id)
-
-    async def _take_back(self) -> None:
-        row, reverse, back = self._row, self._reverse, self._back
-        assert row is not None
-        await self._poolers.check_undoable()
-        await cutovers.enter(self._ahead.target, self._schema, self._slot_id, CutoverStep.UNDOING)
-        errors = await self._hooks.undo("after_fencing")
-        if row.fenced_s is not None:
-            # First, because clients wait for it. Changes from now on come through the slot that runs.
-            await self._lift(row.fence, self._ahead.source)
-            self._row = msgspec.structs.replace(row, fenced_s=None)
-            await cutovers.unfence(self._ahead.target, self._schema, self._slot_id)
-        async with self._meeting.at_poolers:
-            errors += await self._poolers.give_back()
-        errors += await self._hooks.undo("before_fencing")
-        if row.takeover_lsn is not None:
-            await self._drop_state_of_back()
-        if row.made_slot and (await slot.read_slot(back.source, reverse.source.slot)) is not None:
-            await slot.drop_slot(back.source, reverse.source.slot)
-        if row.made_publication:
-            await way_back.drop_publication(self._ahead.target, reverse)
-        if await state.has_schema(back.target, reverse.target.state_schema):
-            await state.drop_schema(back.target, reverse.target.state_schema)
-        errors += await self._hooks.undo("before_preparing")
-        for error in errors[1:]:
-            click.echo(f"parapply: {redact_text(error.line())}", err=True)
-        if errors:
-            raise errors[0]
-        await cutovers.forget(self._ahead.target, self._schema, self._slot_id)

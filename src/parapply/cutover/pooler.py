@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from parapply.driver import Session, lost_hint
 from parapply.errors import ParapplyError
-from parapply.quoting import identifier
+from parapply.quoting import identifier, plain_literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     is_disabled: bool
     is_by_session: bool  # a client keeps its server session until it leaves
     wait_limit_s: float  # a client that waits longer gets an error; 0: none does
-    login_retry_s: float  # pause after a login at the server that failed
+    login_retry: str  # pause after a login at the server that failed, as the console writes it
 
 
 def without_secrets(dsn: str) -> str:
@@ -106,7 +106,7 @@ class Pooler:
             is_disabled=entry.get("disabled") not in {"0", None},
             is_by_session=(entry.get("pool_mode") or settings.get("pool_mode")) == "session",
             wait_limit_s=float(settings.get("query_wait_timeout") or 0),
-            login_retry_s=float(settings.get("server_login_retry") or 0),
+            login_retry=settings.get("server_login_retry") or "0",
         )
 
     async def check_rights(self) -> None:
@@ -155,7 +155,8 @@ class Pooler:
         # before the end leaves 0, until the next RELOAD.
         await self._ask("SET server_login_retry = 0")
         await self._ask(f"RESUME {identifier(self.database)}")
-        await self._ask(f"SET server_login_retry = {entry.login_retry_s:g}")
+        # In quotes, because the console takes no fraction without them.
+        await self._ask(f"SET server_login_retry = {plain_literal(entry.login_retry)}")
         return True
 
     async def _ask(self, command: str, limit_s: float | None = None) -> list[dict[str, str | None]]:

@@ -54,7 +54,7 @@ async def _all(members: Mapping[str, CutoverMember], *, is_undo: bool) -> dict[s
     async def one(name: str, member: CutoverMember) -> None:
         with about(name):
             try:
-                code = await command.one(member.forward, member.reverse, member.options, meeting, is_undo=is_undo)
+                code = await command.one(*member, meeting, name, is_undo=is_undo)
             except ParapplyError as error:
                 # Also before it had begun, because the others wait for it.
                 meeting.fail(name)

@@ -275,6 +275,13 @@ async def drop_state(ends: Connections, config: Config, slot_id: int) -> None:
     await origins.drop_origins(ends.target, slot_id)
 
 
+async def drop_known_state(ends: Connections, config: Config) -> None:
+    """Remove the state of the way back on the old source, if it exists; errors as `drop_state` and `state_of`."""
+    found = await state_of(ends, config)
+    if found is not None:
+        await drop_state(ends, config, found.slot_id)
+
+
 async def can_filter(ends: Connections) -> bool:
     """Return whether the way back can leave out by origin the changes of the old source; both ends take part in it.
 
