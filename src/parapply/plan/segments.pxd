@@ -14,6 +14,7 @@ cdef class NetSegment:
     cdef public bint has_unchanged
     cdef public list counts
     cdef public list old_rows
+    cdef public list written_over
     cdef object _key_of
     cdef tuple _plain
     cdef object _order

@@ -82,6 +82,7 @@ class NetSegment:
         "net",
         "old_rows",
         "plan",
+        "written_over",
     )
 
     # Arrays of numbers in the compiled twin, which is the only one to have them.
@@ -105,6 +106,9 @@ class NetSegment:
         #: Old rows that the net change of their key does not hold, where what they free can be known; else None.
         keeps_old = any([key.is_old_sent for key in plan.unique_keys] + [key.is_old_sent for key in plan.foreign_keys])
         self.old_rows: list[KeptRow] | None = [] if keeps_old else None
+        #: Rows that the batch writes and then changes or deletes, where that matters; else None. Row by row, as a batch
+        #: is repeated for a conflict, their values are on the target for a moment.
+        self.written_over: list[KeptRow] | None = [] if plan.keeps_written_over else None
         self._key_of = key_reader(plan)
         #: Positions of values that are the key as they are. Most keys are one such value; saves the call.
         self._plain = plain_positions(plan)
@@ -191,6 +195,8 @@ class NetSegment:
         effect = before[0]
         if effect in (NET_DELETE, NET_ABSENT):
             raise NotASet
+        if self.written_over is not None:
+            self.written_over.append(before[1])
         if is_partial:
             kept = self._filled(kept, before[1])
         self.net[key] = (effect, kept)
@@ -218,6 +224,8 @@ class NetSegment:
             self.net[key] = (NET_DELETE, row)
         else:
             raise NotASet
+        if before is not None and self.written_over is not None:
+            self.written_over.append(before[1])
         return False
 
     def by_effect(self, late: set[Key], *, is_late: bool) -> Effects:

@@ -32,7 +32,7 @@ _REMOVES = (NET_DELETE, NET_REPLACE)
 
 
 def claimed(changes: TableChanges, unique: UniqueKey) -> set[Key]:
-    """Return the values of a unique index that the batch's rows have when it is applied."""
+    """Return the values of a unique index that the batch's rows have once it is applied, or in between (relaxed)."""
     found = changes.values.get(unique.name)
     if found is None:
         of = _unique_reader(unique)
@@ -215,6 +215,7 @@ def _new_rows(changes: TableChanges) -> Iterator[KeptRow]:
     for segment in changes.segments:
         if isinstance(segment, NetSegment):
             yield from [row for effect, row in segment.net.values() if effect in _WRITES]
+            yield from segment.written_over or ()
         elif isinstance(segment, InsertSegment):
             yield from segment.rows
     yield from [row for _, row in changes.moved_rows]

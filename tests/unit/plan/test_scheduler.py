@@ -9,19 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from parapply.model import Transaction
+from parapply.plan.batch import Batch
 from parapply.plan.overlap import Overlap, overlaps
+from parapply.plan.plans import Plans
 from parapply.plan.scheduler import Scheduler
 from parapply.plan.table import Equality, UniqueKey
 from parapply.plan.table_changes import NetSegment
 from parapply.plan.waits import Wait
 from parapply.vocabulary import WaitKind
+from tests import build
 from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN, UNIQUE, Spec
 from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
 from tests.unit.dependency_model import batch_of, common, fill, put_off, touched, wire_key
 
 if TYPE_CHECKING:
-    from parapply.plan.batch import Batch
     from parapply.plan.keys import Key
+    from parapply.plan.table import TablePlan
     from tests.unit.dependency_model import Late
 
 CHANGES = ("put", "update", "delete", "move", "commit", "announce")
@@ -123,6 +127,38 @@ def _unique_at(position: int) -> UniqueKey:
     return UniqueKey(
         name="u", positions=(position,), equalities=(Equality.BYTES,), is_nulls_distinct=True, is_old_sent=False
     )
+
+
+@pytest.mark.parametrize("is_relaxed", [False, True])
+@pytest.mark.parametrize("end", ["delete", "update"])
+def test_a_value_that_a_batch_has_for_a_moment_is_held_where_any_order_goes(end: str, *, is_relaxed: bool) -> None:
+    """A batch with a conflict is repeated row by row, so a later one that takes such a value must not be there then.
+
+    With the order kept a later one is not committed then, and need not wait.
+    """
+    plan = replace(PLAIN.plan(0), unique_keys=(_unique_at(1),), keeps_written_over=is_relaxed)
+    oid = plan.relation.oid
+    ends = {
+        "delete": build.delete(key=build.row(build.text(b"1"), build.null(), build.null()), oid=oid),
+        "update": build.update(_row(b"1", b"other"), oid=oid),
+    }
+    earlier = _batch(1, plan, build.update(_row(b"1", b"taken"), oid=oid), ends[end])
+    later = _batch(2, plan, build.insert(_row(b"2", b"taken"), oid=oid))
+    found = [(overlap.wait.kind, overlap.wait.name) for overlap in overlaps(earlier, later)]
+    assert found == ([(WaitKind.UNIQUE, "u")] if is_relaxed else [])
+
+
+def _row(key: bytes, value: bytes) -> bytes:
+    return build.row(build.text(key), build.text(value), build.text(b"v"))
+
+
+def _batch(seq: int, plan: TablePlan, *messages: bytes) -> Batch:
+    batch, plans, transaction = Batch(seq), Plans(), Transaction(seq, seq, seq)
+    plans.current[plan.relation.oid] = plan
+    transaction.end_lsn = seq
+    transaction.changes += [build.xlog_data(message) for message in messages]
+    batch.add(transaction, plans)
+    return batch
 
 
 @pytest.mark.parametrize("change", ["is_shared", "is_table_exclusive"])
