@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 from psycopg import sql
 
 from parapply.demo.account import server_account
@@ -62,10 +63,13 @@ def f4(run: Round) -> None:
         )
         lost = len(run.daemon.events_of("target_lost"))
         for (pid,) in run.target.rows(query):
-            with run.sampler.crash():
+            # A server that has not noticed the death still answers, and readers see what it will forget.
+            with run.sampler.crash(), run.target.connect() as witness:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 run.daemon.wait_for_event("target_lost", WAIT_S, count=lost + 1)
+                with contextlib.suppress(psycopg.OperationalError):
+                    witness.execute("SELECT pg_sleep(%s)", [WAIT_S])
                 _answers(run)
 
 

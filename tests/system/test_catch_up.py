@@ -419,6 +419,22 @@ def test_a_slot_moved_between_the_check_and_the_start(
         pair.check_stopped(daemon, code=3, says="starts at .* read by another process")
 
 
+def test_a_publisher_that_falls_silent_in_a_range_is_left(pair: Pair, start_daemon: StartDaemon) -> None:
+    """A half-open way, through which TCP still answers: neither the range nor the monitor's question gets an answer."""
+    pair.create(TABLES)
+    _fill(pair.source, 1, 40)
+    with CutProxy("127.0.0.1", int(pair.source.rows("SHOW port")[0][0])) as proxy:
+        source_dsn = proxy.dsn(pair.source.source_role_dsn)
+        route = Route(source=pair.source, target=pair.target, slot=pair.route.slot, source_dsn=source_dsn)
+        frozen = proxy.freeze_before(b"pg_logical_slot_get_binary_changes")
+        daemon = start_daemon(route, settings={**RANGES, "source.receive_timeout_s": 3})
+        assert frozen.wait(20)
+        assert "the publisher has said nothing for" in daemon.wait_for_event("source_lost")["error"]
+        proxy.thaw()
+        daemon.wait_caught_up()
+    pair.check_equal()
+
+
 def test_a_slot_that_is_read_in_ranges_is_kept_from_a_second_daemon(pair: Pair, start_daemon: StartDaemon) -> None:
     """No walsender holds the slot, so a daemon with another state would also read it: every row twice."""
     pair.create("CREATE TABLE evt (id int)")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from parapply.capture.stream import Read
 
-#: What came within this time is one, so that a day takes some megabytes. It divides a minute.
+#: Arrivals within this time are one, so that a day takes some megabytes. It divides a minute.
 _TOGETHER_US: Final = 100_000
 _KIND: Final = slice(FRAME_HEADER_BYTES, FRAME_HEADER_BYTES + 1)
 _XID: Final = slice(_KIND.stop, _KIND.stop + 4)

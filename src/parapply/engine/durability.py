@@ -197,9 +197,11 @@ class Durability:
     def reads_ranges(self, now_s: float) -> None:
         """Note that no stream is read: a range is decoded whole before its first byte comes.
 
-        TCP's keep-alives show whether the publisher lives.
+        The monitor's question shows whether the publisher lives: its silence counts from the oldest one without an
+        answer. Only one way through a network or a proxy may be dead, so TCP's keep-alives do not show it.
         """
-        self._streaming_since_s = now_s
+        asked_s = self.state.unanswered_since_s
+        self._streaming_since_s = now_s if asked_s is None else asked_s
 
     def silence_is_long(self, heard_s: float, now_s: float) -> bool:
         """Return whether to ask a publisher that says nothing, `heard_s` being when it last did.

@@ -35,6 +35,7 @@ class EngineState:
         "source_clock_us",
         "source_insert_lsn",
         "source_lsn",
+        "unanswered_since_s",
         "watermark",
     )
 
@@ -71,6 +72,8 @@ class EngineState:
         self.lag_s: float | None = None
         #: Time of that check.
         self.looked_s = now_s
+        #: Time of its question to the publisher that has no answer yet. None: all are answered. Read by `Progress`.
+        self.unanswered_since_s: float | None = None
         # The stall check:
         #: Begin of the longest wait of a batch for foreign sessions, and their description; None: none waits.
         self.blocked: tuple[float, str] | None = None

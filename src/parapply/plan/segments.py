@@ -157,7 +157,7 @@ class NetSegment:
         self.net[key] = change
         return False
 
-    def update(self, frame: bytes) -> bool:  # noqa: C901  in one piece: a call for each part costs as much as the part
+    def update(self, frame: bytes) -> bool:  # noqa: C901, PLR0912  a call for each part costs as much as the part
         """Add an Update frame; True if it moves the row to another key, which no set can do (trap T-38).
 
         Raises:

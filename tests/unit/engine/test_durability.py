@@ -114,7 +114,10 @@ def test_a_publisher_that_shuts_down_is_left_when_nothing_moves() -> None:
 
 
 def test_a_silent_publisher_is_asked_and_then_left() -> None:
-    """At half of its patience it is asked, a quarter later again; while ranges are read it may be silent."""
+    """At half of its patience it is asked, a quarter later again.
+
+    While ranges are read it may be silent, but not to the monitor's question.
+    """
     durability = _made()
     assert not durability.silence_is_long(0.0, 29.0)
     assert durability.silence_is_long(0.0, 30.0)
@@ -122,8 +125,13 @@ def test_a_silent_publisher_is_asked_and_then_left() -> None:
     assert durability.silence_is_long(0.0, 45.0)
     with pytest.raises(SourceLost, match="60 s"):
         durability.silence_is_long(0.0, 60.0)
-    durability.reads_ranges(50.0)
+    durability.reads_ranges(60.0)
     assert not durability.silence_is_long(0.0, 60.0)
+    durability.state.unanswered_since_s = 50.0
+    durability.reads_ranges(100.0)
+    assert durability.silence_is_long(0.0, 100.0)
+    with pytest.raises(SourceLost, match="60 s"):
+        durability.silence_is_long(0.0, 110.0)
 
 
 def test_it_is_over_when_the_end_is_durable() -> None:

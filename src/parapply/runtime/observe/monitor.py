@@ -163,7 +163,9 @@ class Monitor:
         await asyncio.sleep(_FIRST_LOOK_S)
         while True:
             try:
+                self._engine.unanswered_since_s = self._clock()
                 position = await self._ask_position()
+                self._engine.unanswered_since_s = None
                 self._look_for_waiting(position.standby_names)
                 await self._look_at_slot(position.flush_lsn)
             except WalLimitReached:
