@@ -33,6 +33,7 @@ from parapply.commands import lifecycle
 from parapply.copy import sequences
 from parapply.copy.published import published_tables
 from parapply.cutover import fence, late, way_back
+from parapply.cutover.client_sessions import ClientSessions
 from parapply.cutover.comparison import CutoverComparison
 from parapply.cutover.hooks import Hooks
 from parapply.cutover.look import CutoverLook, CutoverOptions, Pair, check_pair
@@ -40,7 +41,6 @@ from parapply.cutover.meeting import Meeting
 from parapply.cutover.notes import CutoverNotes
 from parapply.cutover.poolers import Poolers
 from parapply.cutover.undoing import Held, Undoing
-from parapply.cutover.writers import Writers
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn
 from parapply.plan.watermark import covers
@@ -143,7 +143,7 @@ class _Cutover:
         self._has_stopped = False
         self._has_opened = False
         self._comparison = CutoverComparison(pair.forward, options.verify, options.timeout_s, self._look.warn)
-        self._writers = Writers(pair.ahead.source, self._look, options.fence_command)
+        self._writers = ClientSessions(pair.ahead.source, self._look, options.fence_command)
         self._poolers = Poolers(pair, row.poolers if row is not None else (), self._look.warn)
         self._hooks = Hooks(pair, row, is_back=options.is_back)
         self.undoing = Undoing(pair, self._notes, meeting, Held(self._writers, self._poolers, self._hooks))

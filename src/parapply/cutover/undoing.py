@@ -18,18 +18,18 @@ from parapply.target.state import slots as state
 from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:
+    from parapply.cutover.client_sessions import ClientSessions
     from parapply.cutover.hooks import Hooks
     from parapply.cutover.look import CutoverOptions, Pair
     from parapply.cutover.meeting import Meeting
     from parapply.cutover.notes import CutoverNotes
     from parapply.cutover.poolers import Poolers
-    from parapply.cutover.writers import Writers
 
 
 class Held(NamedTuple):
     """Everything of a cut-over that clients and operators notice."""
 
-    writers: Writers
+    writers: ClientSessions
     poolers: Poolers
     hooks: Hooks
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _READERS_S: Final = 5.0
 
 
-class Writers:
+class ClientSessions:
     """The sessions that write on the source, and those that will on the target."""
 
     def __init__(self, source: Connection, look: CutoverLook, command: str) -> None:
