@@ -2,7 +2,7 @@
 
 pgbench writes bank transactions, orders with lines, documents and deletions at rates that change as over a day, and at
 two thirds of the time a job of 80,000 rows runs beside it. The capture begins before the first row, so that a replay
-needs no copy of the rows that were there.
+needs no copy of rows from before it.
 
 Source: PostgreSQL manual, "pgbench".
 """
