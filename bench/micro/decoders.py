@@ -1,6 +1,6 @@
 """`python -m bench.micro.decoders`: CPU of a publisher whose backlog several sessions decode, each a range of its own.
 
-Transactions of one change are written, and the publisher logs its running transactions many times meanwhile. Ranges
+Transactions of one change are written, and the publisher logs its running transactions many times. Ranges
 begin at these points, because decoding begins there too. Each of k readers has a copy of the slot that was advanced to
 its range, and reads this range with `pg_recvlogical`. Out come, for each k, seconds of CPU of the whole publisher, with
 the part for advancing, and wall time.
