@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parapply.config_values import did_you_mean, dotted
+from parapply.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 
 class TargetPlace(msgspec.Struct, frozen=True):
@@ -24,9 +25,12 @@ class MappingConfig(msgspec.Struct, frozen=True):
 
     tables: dict[str, TargetPlace] = {}  # by schema.table of the publisher
     schemas: dict[str, TargetPlace] = {}  # for tables that `tables` does not name
+    schema_only: tuple[str, ...] = ()  # schema.table of the publisher, of tables whose rows are left out
 
     def __post_init__(self) -> None:
         """Check what concerns more than one key."""
+        if wrong := [name for name in self.schema_only if not _is_name(name, 1)]:
+            raise ValueError(f'schema_only: must be written "schema.table": {", ".join(wrong)}')
         for places in (self.tables, self.schemas):
             by_name: dict[str, list[Mapping[str, str]]] = {}
             for name, place in places.items():
@@ -47,7 +51,7 @@ class MappingConfig(msgspec.Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether all tables are as on the publisher."""
+        """Return whether all tables are as on the publisher, be it without rows."""
         return not (self.tables or self.schemas)
 
     def target_of(self, name: tuple[str, str]) -> tuple[str, str]:
@@ -63,6 +67,30 @@ class MappingConfig(msgspec.Struct, frozen=True):
         """Return the values that a table's rows have in columns which only the target has."""
         found = self.tables.get(".".join(name)) or self.schemas.get(name[0])
         return found.constants if found else {}
+
+    def is_schema_only(self, name: tuple[str, str]) -> bool:
+        """Return whether the rows of a table are left out."""
+        return ".".join(name) in self.schema_only
+
+    def schema_only_unknown(self, published: Collection[str]) -> dict[str, str]:
+        """Return the entries of `schema_only` that name no published table, each with that and the name meant."""
+        return {
+            f'mapping.schema_only "{name}"': f"{name} is no published table{did_you_mean(name, published)}"
+            for name in self.schema_only
+            if name not in published
+        }
+
+    def check_rows(self, names: Collection[str]) -> None:
+        """Refuse a command for rows of tables, as schema.table, if the rows of one are left out.
+
+        Raises:
+            ConfigError: so it is.
+        """
+        if left_out := [name for name in self.schema_only if name in names]:
+            raise ConfigError(
+                f"mapping.schema_only leaves out the rows of {', '.join(left_out)}",
+                hint="take the tables out of mapping.schema_only, and restart the daemon",
+            )
 
     def shown(self, name: tuple[str, str]) -> str:
         """Return a table's name for people, and that on the target where it is another one."""

@@ -81,13 +81,29 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
 async def published_tables(
     conn: Connection, publications: Sequence[str], mapping: MappingConfig
 ) -> list[PublishedTable]:
-    """Return the tables of the publications, by name; without the tables of a parapply that applies there.
+    """Return the tables of the publications whose rows are wanted, by name.
+
+    Without the tables of a parapply that applies there, and without `schema_only_tables`.
 
     Raises:
         TargetRefused: two of them lead to one table of the target.
         SourceRefused: publications of one table list different columns, which the stream also refuses.
         SourceLost: the connection broke.
     """
+    found = await _read(conn, publications)
+    return _mapped([table for table in found if not mapping.is_schema_only(table.full_name)], mapping)
+
+
+async def schema_only_tables(
+    conn: Connection, publications: Sequence[str], mapping: MappingConfig
+) -> list[PublishedTable]:
+    """Return the published tables whose rows are left out, by name; errors as `published_tables`."""
+    if not mapping.schema_only:
+        return []
+    return [table for table in await _read(conn, publications) if mapping.is_schema_only(table.full_name)]
+
+
+async def _read(conn: Connection, publications: Sequence[str]) -> list[PublishedTable]:
     # As jsonb, because a server of version 14 has neither column lists nor row filters. Partitions whose root is
     # published as one are dropped, because with several publications both can be listed.
     query: LiteralString = f"""
@@ -109,8 +125,7 @@ async def published_tables(
         oids = [oid for oid, *_ in found]
         columns, keys, leaves = await _columns(conn, oids), await _keys(conn, oids), await leaves_of(conn, oids)
     is_exact = conn.info.server_version >= _GENERATED_SINCE
-    tables = [_table(row, columns[row[0]], keys.get(row[0], ()), leaves[row[0]], is_exact=is_exact) for row in found]
-    return _mapped(tables, mapping)
+    return [_table(row, columns[row[0]], keys.get(row[0], ()), leaves[row[0]], is_exact=is_exact) for row in found]
 
 
 def _mapped(tables: Sequence[PublishedTable], mapping: MappingConfig) -> list[PublishedTable]:

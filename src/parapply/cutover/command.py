@@ -101,6 +101,11 @@ async def one(forward: Config, reverse: Config, options: CutoverOptions, meeting
         raise ConfigError(
             "mapping: the way back goes to tables of the same names", hint="cut over by hand (docs/how-to/cut-over.md)"
         )
+    if set(forward.mapping.schema_only) != set(reverse.mapping.schema_only):
+        raise ConfigError(
+            "mapping.schema_only: the way back would write into tables whose rows differ on both ends",
+            hint="name the same tables in both files",
+        )
     async with AsyncExitStack() as stack:
         ahead = await stack.enter_async_context(connect.open_both(forward, "cutover"))
         back = await stack.enter_async_context(connect.open_both(reverse, "cutover"))
