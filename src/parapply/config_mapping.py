@@ -18,6 +18,7 @@ class TargetPlace(msgspec.Struct, frozen=True):
 
     name: str = ""  # schema.table, or schema; empty: as on the publisher
     constants: dict[str, str] = {}  # columns that only the target has, each with its value in all rows
+    omitted: tuple[str, ...] = ()  # published columns that the target's rows do not get
 
 
 class MappingConfig(msgspec.Struct, frozen=True):
@@ -67,6 +68,16 @@ class MappingConfig(msgspec.Struct, frozen=True):
         """Return the values that a table's rows have in columns which only the target has."""
         found = self.tables.get(".".join(name)) or self.schemas.get(name[0])
         return found.constants if found else {}
+
+    @property
+    def omits(self) -> bool:
+        """Return whether the target's rows of a table do not get all columns."""
+        return any(place.omitted for place in self.tables.values())
+
+    def omitted_of(self, name: tuple[str, str]) -> tuple[str, ...]:
+        """Return the published columns that a table's rows do not get."""
+        found = self.tables.get(".".join(name))
+        return found.omitted if found else ()
 
     def is_schema_only(self, name: tuple[str, str]) -> bool:
         """Return whether the rows of a table are left out."""
@@ -118,25 +129,34 @@ def _place(path: Sequence[str], name: str, given: object, errors: list[str]) -> 
     kind = path[-2].removesuffix("s")
     here: object = ""
     constants: dict[str, str] = {}
+    omitted: tuple[str, ...] = ()
     if isinstance(given, dict):
-        errors += [
-            f"{dotted([*path, key])}: unknown key{did_you_mean(key, (kind, 'set'))}"
-            for key in given
-            if key not in {kind, "set"}
-        ]
+        keys = (kind, "set", *(("omit",) if kind == "table" else ()))
+        errors += [f"{dotted([*path, key])}: unknown key{did_you_mean(key, keys)}" for key in given if key not in keys]
         here = given.get(kind, name)
         constants = _constants([*path, "set"], given.get("set", {}), errors)
+        omitted = _omitted([*path, "omit"], given.get("omit", []), errors)
     else:
         here = given
     n_dots, rule = (1, '"schema.table"') if kind == "table" else (0, "as the name of a schema")
     if not isinstance(here, str) or not all(_is_name(one, n_dots) for one in (name, here)):
         errors.append(f"{dotted(path)}: both names must be written {rule}")
         return TargetPlace()
-    return TargetPlace(name=here, constants=constants)
+    if both := [column for column in omitted if column in constants]:
+        errors.append(f"{dotted(path)}: columns in both `set` and `omit`: {', '.join(both)}")
+    return TargetPlace(name=here, constants=constants, omitted=omitted)
 
 
 def _is_name(text: str, n_dots: int) -> bool:
     return all(text.split(".")) and text.count(".") == n_dots and "\0" not in text
+
+
+def _omitted(path: Sequence[str], given: object, errors: list[str]) -> tuple[str, ...]:
+    names = given.split(",") if isinstance(given, str) else given
+    if not (isinstance(names, list) and all(isinstance(name, str) and name and "\0" not in name for name in names)):
+        errors.append(f"{dotted(path)}: must be a list of columns' names")
+        return ()
+    return tuple(names)
 
 
 def _constants(path: Sequence[str], given: object, errors: list[str]) -> dict[str, str]:

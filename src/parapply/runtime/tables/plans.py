@@ -354,6 +354,7 @@ class TablePlans:
         plan = match.match(
             relation, found, parallel=parallel, is_relaxed=self._is_relaxed, apply_as=self._apply_as,
             constants={} if self._mapping is None else self._mapping.constants_of(self._name(relation)),
+            omitted=() if self._mapping is None else self._mapping.omitted_of(self._name(relation)),
         )  # fmt: skip
         if (found.schema, found.name) != relation.full_name:
             plan = replace(plan, reason=f"{plan.reason}; on the target {found.schema}.{found.name}")
