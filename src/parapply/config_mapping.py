@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parapply.config_values import did_you_mean, dotted
+from parapply.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 
 class TargetPlace(msgspec.Struct, frozen=True):
@@ -17,6 +18,7 @@ class TargetPlace(msgspec.Struct, frozen=True):
 
     name: str = ""  # schema.table, or schema; empty: as on the publisher
     constants: dict[str, str] = {}  # columns that only the target has, each with its value in all rows
+    omitted: tuple[str, ...] = ()  # published columns that the target's rows do not get
 
 
 class MappingConfig(msgspec.Struct, frozen=True):
@@ -24,9 +26,12 @@ class MappingConfig(msgspec.Struct, frozen=True):
 
     tables: dict[str, TargetPlace] = {}  # by schema.table of the publisher
     schemas: dict[str, TargetPlace] = {}  # for tables that `tables` does not name
+    schema_only: tuple[str, ...] = ()  # schema.table of the publisher, of tables whose rows are left out
 
     def __post_init__(self) -> None:
         """Check what concerns more than one key."""
+        if wrong := [name for name in self.schema_only if not _is_name(name, 1)]:
+            raise ValueError(f'schema_only: must be written "schema.table": {", ".join(wrong)}')
         for places in (self.tables, self.schemas):
             by_name: dict[str, list[Mapping[str, str]]] = {}
             for name, place in places.items():
@@ -47,7 +52,7 @@ class MappingConfig(msgspec.Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether all tables are as on the publisher."""
+        """Return whether all tables are as on the publisher, be it without rows."""
         return not (self.tables or self.schemas)
 
     def target_of(self, name: tuple[str, str]) -> tuple[str, str]:
@@ -63,6 +68,40 @@ class MappingConfig(msgspec.Struct, frozen=True):
         """Return the values that a table's rows have in columns which only the target has."""
         found = self.tables.get(".".join(name)) or self.schemas.get(name[0])
         return found.constants if found else {}
+
+    @property
+    def omits(self) -> bool:
+        """Return whether the target's rows of a table do not get all columns."""
+        return any(place.omitted for place in self.tables.values())
+
+    def omitted_of(self, name: tuple[str, str]) -> tuple[str, ...]:
+        """Return the published columns that a table's rows do not get."""
+        found = self.tables.get(".".join(name))
+        return found.omitted if found else ()
+
+    def is_schema_only(self, name: tuple[str, str]) -> bool:
+        """Return whether the rows of a table are left out."""
+        return ".".join(name) in self.schema_only
+
+    def schema_only_unknown(self, published: Collection[str]) -> dict[str, str]:
+        """Return the entries of `schema_only` that name no published table, each with that and the name meant."""
+        return {
+            f'mapping.schema_only "{name}"': f"{name} is no published table{did_you_mean(name, published)}"
+            for name in self.schema_only
+            if name not in published
+        }
+
+    def check_rows(self, names: Collection[str]) -> None:
+        """Refuse a command for rows of tables, as schema.table, if the rows of one are left out.
+
+        Raises:
+            ConfigError: so it is.
+        """
+        if left_out := [name for name in self.schema_only if name in names]:
+            raise ConfigError(
+                f"mapping.schema_only leaves out the rows of {', '.join(left_out)}",
+                hint="take the tables out of mapping.schema_only, and restart the daemon",
+            )
 
     def shown(self, name: tuple[str, str]) -> str:
         """Return a table's name for people, and that on the target where it is another one."""
@@ -90,25 +129,34 @@ def _place(path: Sequence[str], name: str, given: object, errors: list[str]) -> 
     kind = path[-2].removesuffix("s")
     here: object = ""
     constants: dict[str, str] = {}
+    omitted: tuple[str, ...] = ()
     if isinstance(given, dict):
-        errors += [
-            f"{dotted([*path, key])}: unknown key{did_you_mean(key, (kind, 'set'))}"
-            for key in given
-            if key not in {kind, "set"}
-        ]
+        keys = (kind, "set", *(("omit",) if kind == "table" else ()))
+        errors += [f"{dotted([*path, key])}: unknown key{did_you_mean(key, keys)}" for key in given if key not in keys]
         here = given.get(kind, name)
         constants = _constants([*path, "set"], given.get("set", {}), errors)
+        omitted = _omitted([*path, "omit"], given.get("omit", []), errors)
     else:
         here = given
     n_dots, rule = (1, '"schema.table"') if kind == "table" else (0, "as the name of a schema")
     if not isinstance(here, str) or not all(_is_name(one, n_dots) for one in (name, here)):
         errors.append(f"{dotted(path)}: both names must be written {rule}")
         return TargetPlace()
-    return TargetPlace(name=here, constants=constants)
+    if both := [column for column in omitted if column in constants]:
+        errors.append(f"{dotted(path)}: columns in both `set` and `omit`: {', '.join(both)}")
+    return TargetPlace(name=here, constants=constants, omitted=omitted)
 
 
 def _is_name(text: str, n_dots: int) -> bool:
     return all(text.split(".")) and text.count(".") == n_dots and "\0" not in text
+
+
+def _omitted(path: Sequence[str], given: object, errors: list[str]) -> tuple[str, ...]:
+    names = given.split(",") if isinstance(given, str) else given
+    if not (isinstance(names, list) and all(isinstance(name, str) and name and "\0" not in name for name in names)):
+        errors.append(f"{dotted(path)}: must be a list of columns' names")
+        return ()
+    return tuple(names)
 
 
 def _constants(path: Sequence[str], given: object, errors: list[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg import sql
 
-from parapply.source import late_tables, publishing
+from parapply.source import late_tables, publishing, slot
 from parapply.target.session import settings
 from parapply.target.state import copies
 from parapply.vocabulary import CopyState
@@ -80,6 +80,25 @@ async def look(  # noqa: PLR0913  both ends, and what is known
         changes += await _unlisted(source, target, config, slot_id, known, now, is_gap=gap_lsn is not None)
     await copies.note_published(target, config.target.state_schema, slot_id, changes)
     return Found(bool(changes), altered)
+
+
+async def leave_out(
+    source: Connection, target: settings.Connection, config: Config, slot_id: int, known: Copies
+) -> Copies:
+    """Have the state say which tables' rows the configuration leaves out, and return what is known then.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+    """
+    left = config.mapping.schema_only
+    if not (left or any(row.is_schema_only for row in known.tables)):
+        return known
+    names = [name for name in await slot.tables_to_expect(source, config.source.publications) if ".".join(name) in left]
+    oids, schema = await late_tables.oids(source, names), config.target.state_schema
+    if {row.source_oid for row in known.tables if row.is_schema_only} == set(oids.values()):
+        return known
+    await copies.leave_out(target, schema, slot_id, oids)
+    return await copies.load(target, schema, slot_id)
 
 
 def _is_before(row: CopyRow, gap_lsn: int | None) -> bool:

@@ -17,6 +17,7 @@ from parapply.check.kinds import KINDS
 from parapply.check.look import CheckOptions, look_at
 from parapply.commands import lifecycle
 from parapply.copy import command as copying
+from parapply.copy import left_out
 from parapply.copy import snapshot as snapshots
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn
@@ -160,6 +161,7 @@ async def _begin(config: Config, ends: connect.Connections, facts: slot.SourceFa
             await slot.create_slot(ends.source, name, two_phase=config.source.two_phase)
         async with lifecycle.new_slot(ends.source, "" if facts.slot else name):
             adopted = await connect.adopt(config, ends, is_new=facts.slot is None)
+            await left_out.note(config, ends, adopted.slot_id)
     click.echo(f"slot {name!r}: starts at {format_lsn(adopted.low_lsn)}; rows from before are not copied")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Self
+from typing import Final, Self
 
 
 class WorkerState(StrEnum):
@@ -110,6 +110,10 @@ class CopyState(StrEnum):
     WAITING = "waiting"
     COPYING = "copying"
     COPIED = "copied"
+
+
+#: Why a table waits that the configuration leaves out, for as long as it does.
+SCHEMA_ONLY: Final = "schema only: mapping.schema_only leaves its rows out"
 
 
 class _Steps(StrEnum):

@@ -89,7 +89,7 @@ def test_the_page_in_a_browser(route: Route, start_daemon: StartDaemon, tmp_path
         Browser(program, tmp_path) as window,
     ):
         _write(route.source, "UPDATE {} SET v = 1 WHERE id = 1")
-        wanted = ("a lock held by pid", "Not applied yet", "draining", "Conflicts since", "Limit", "failed")
+        wanted = ("a lock held by pid", "Not applied", "draining", "Conflicts since", "Limit", "failed")
         endpoint.wait_until(lambda: all(word in endpoint.get("/")[1] for word in wanted))
         address = f"http://127.0.0.1:{endpoint.port}/"
         colours = set()

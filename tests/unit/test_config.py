@@ -341,6 +341,10 @@ def test_a_list_that_is_too_deep_is_a_wrong_value() -> None:
         ),
         (["mapping.schemas.a.schemas=c"], "mapping.schemas.a.schemas: unknown key; did you mean schema?"),
         (["mapping.schemas.a.set=c"], "must be a section of columns"),
+        (['mapping.tables."a.b".omit=x,,y'], "must be a list of columns' names"),
+        (['mapping.tables."a.b".omit=x', 'mapping.tables."a.b".set.x=1'], "columns in both `set` and `omit`: x"),
+        (["mapping.schemas.a.omit=x"], "mapping.schemas.a.omit: unknown key"),
+        (["mapping.schema_only=a.b,c"], 'schema_only: must be written "schema.table": c'),
     ],
 )
 def test_names_on_the_target_are_checked(overrides: list[str], rule: str) -> None:
@@ -371,6 +375,16 @@ def test_constants_of_tables_and_schemas(tmp_path: Path) -> None:
         {"n": "7", "is_eu": "true", "Na me": "it's"}, {"n": "-1"}, {},
     ]  # fmt: skip
     assert mapping.target_of(("b", "t")) == ("x", "y")
+
+
+def test_columns_and_rows_that_are_left_out() -> None:
+    """Tables without rows leave commands of the publisher allowed; a table with fewer columns has another place."""
+    mapping = load_config(None, ["mapping.schema_only=a.t,a.u", "ddl.apply=true"], GIVEN, {}).mapping
+    assert mapping.is_empty
+    assert [mapping.is_schema_only(("a", table)) for table in ("t", "u", "v")] == [True, True, False]
+    mapping = load_config(None, ['mapping.tables."a.t".omit=x,y'], GIVEN, {}).mapping
+    assert (mapping.omits, mapping.omitted_of(("a", "t")), mapping.omitted_of(("a", "u"))) == (True, ("x", "y"), ())
+    assert mapping.target_of(("a", "t")) == ("a", "t")
 
 
 def test_another_option_is_named(tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ class Code(StrEnum):
     IDENTITY_ALWAYS = "identity_always"
     # The configuration, and the machine of the daemon.
     SETTING_WITHOUT_TABLE = "setting_without_table"
+    SCHEMA_ONLY = "schema_only"
+    SCHEMA_ONLY_UNKNOWN = "schema_only_unknown"
     SPILL_DIR = "spill_dir"
     SPILL_SPACE = "spill_space"
 

@@ -329,6 +329,14 @@ KINDS: Final[Mapping[Code, Kind]] = {
         _D, _WARNING, "the setting has no effect, and the table that it was meant for has the common one",
         "correct the name, or publish the table; a partition that is published separately has its own name",
     ),
+    Code.SCHEMA_ONLY: Kind(
+        _S, _NOTE, "mapping.schema_only leaves the table's rows out of copy, stream and verify",
+        "intended, or take it out of mapping.schema_only",
+    ),
+    Code.SCHEMA_ONLY_UNKNOWN: Kind(
+        _D, _REFUSED, "the rows of the table that the name was meant for would be copied and applied",
+        "correct the name in mapping.schema_only, or take it out",
+    ),
     Code.SPILL_SPACE: Kind(
         _D, _WARNING, "a large transaction can fill the disk of the daemon's machine before it reaches its limit",
         "make room, or lower apply.spill_limit_bytes",

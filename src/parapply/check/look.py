@@ -205,9 +205,14 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
         is_known=is_known,
     )
     plans, of_tables = await read_tables(ends.target, config, source, wanted)
-    unknown = settings_without_table(config, [relation.qualified_name for relation in source.relations])
+    published = [*source.schema_only, *[relation.qualified_name for relation in source.relations]]
     of_settings = [
-        Finding(code=Code.SETTING_WITHOUT_TABLE, object=section, found=what) for section, what in unknown.items()
+        Finding(code=code, object=section, found=what)
+        for code, unknown in (
+            (Code.SETTING_WITHOUT_TABLE, settings_without_table(config, published)),
+            (Code.SCHEMA_ONLY_UNKNOWN, config.mapping.schema_only_unknown(published)),
+        )
+        for section, what in unknown.items()
     ]
     findings = [
         *of_source,

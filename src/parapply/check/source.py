@@ -15,7 +15,7 @@ from psycopg import sql
 from parapply.check.findings import Code, Finding
 from parapply.check.server import Server, read_rows, read_server
 from parapply.check.shapes import TableShape, UserType, read_shapes, read_types
-from parapply.copy.published import PublishedTable, published_tables
+from parapply.copy.published import PublishedTable, published_tables, schema_only_tables
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.model import Column, Relation
 from parapply.plan.copy_starts import Name
@@ -150,6 +150,7 @@ class SourceSide(msgspec.Struct, frozen=True, kw_only=True):
     shapes: dict[Name, TableShape]
     types: dict[str, UserType]
     findings: tuple[Finding, ...]
+    schema_only: tuple[str, ...]  # published tables whose rows are left out, as schema.table
 
     def changing(self) -> set[int]:
         """Return the OIDs of the published tables of which updates or deletes can come."""
@@ -197,24 +198,29 @@ async def read_source(
     findings += findings_of_publications(publications, config)
     publications = [row for row in publications if row[0] in source.publications]
     operations = frozenset([word for _, *flags, _ in publications for word, is_on in _operations(flags) if is_on])
+    left_out: list[PublishedTable] = []
     try:
         tables = await published_tables(conn, source.publications, config.mapping)
+        left_out = await schema_only_tables(conn, source.publications, config.mapping)
     except (SourceRefused, TargetRefused) as error:
         findings.append(Finding(code=Code.PUBLICATION_REFUSED, found=str(error)))
     else:
-        if not tables and publications:
+        if not (tables or left_out) and publications:
             findings.append(Finding(code=Code.PUBLICATION_EMPTY, found="the publications have no table"))
     # Their rows are neither copied nor applied: `published_tables` and the stream leave them out.
     names = {each.name for each in identities}
     findings += [_of_state(schema) for schema in sorted(facts.state_schemas & {name[0] for name in names - {QUEUE}})]
     findings += _of_queue(config, is_published=QUEUE in names)
+    findings += [_of_schema_only(table) for table in left_out]
     identities = [each for each in identities if each.name[0] not in facts.state_schemas]
     findings += _of_identities(identities)
     findings += _of_filters(filters, identities)
+    oids = {table.oid for table in left_out}
+    read = [each for each in identities if each.root_oid not in oids]
     if is_copy:
-        findings += _of_select(identities, server, Code.SOURCE_SELECT)
+        findings += _of_select(read, server, Code.SOURCE_SELECT)
     elif config.source.on_lost_slot == "heal":
-        findings += _of_select(identities, server, Code.HEAL_SELECT)
+        findings += _of_select(read, server, Code.HEAL_SELECT)
     findings += _of_others(others, {each.name for each in identities}, facts.state_schemas, n_large)
     by_name = {(each.root_oid, each.name): each for each in identities}
     with source_errors("checking the published tables"):
@@ -224,7 +230,13 @@ async def read_source(
         server=server, facts=facts, operations=operations, tables=tuple(tables),
         relations=tuple(_relation(table, by_name[table.oid, table.full_name]) for table in tables),
         identities=tuple(identities), shapes=shapes, types=types, findings=tuple(findings),
+        schema_only=tuple([table.text for table in left_out]),
     )  # fmt: skip
+
+
+def _of_schema_only(table: PublishedTable) -> Finding:
+    name = shown(*table.full_name)
+    return Finding(code=Code.SCHEMA_ONLY, object=name, found=f"{name} is published, and gets no rows here")
 
 
 def _identity(row: tuple[Any, ...]) -> Identity:

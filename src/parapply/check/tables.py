@@ -121,6 +121,7 @@ def _plan(relation: Relation, target: TableFacts, config: Config) -> TablePlan |
         return match.match(
             relation, target, parallel=setting.parallel if setting else "auto",
             is_relaxed=config.apply.commit_order == "relaxed", apply_as=config.target.apply_as, constants=constants,
+            omitted=config.mapping.omitted_of(relation.full_name),
         )  # fmt: skip
     except TargetRefused as error:
         return Finding(code=Code.COLUMNS_REFUSED, object=table, found=str(error))

@@ -23,7 +23,7 @@ from parapply.commands.state_reader import StateReader, collect, is_present, is_
 from parapply.errors import ParapplyError
 from parapply.printable import printable_tree
 from parapply.terminal import is_hung_up
-from parapply.vocabulary import CopyState, DaemonState, WorkerState
+from parapply.vocabulary import SCHEMA_ONLY, CopyState, DaemonState, WorkerState
 from parapply.wording import cutover_line, how_far, step_state
 
 if TYPE_CHECKING:
@@ -301,7 +301,10 @@ def _is_plain(table: dict[str, Any]) -> bool:
 def _seldom(report: dict[str, Any]) -> list[RenderableType]:
     """Return parts that only appear at times: tables not copied yet, conflicts."""
     parts: list[RenderableType] = []
-    if left := [copy for copy in report["copies"] if copy["state"] != CopyState.COPIED]:
+    if empty := [copy for copy in report["copies"] if copy["reason"] == SCHEMA_ONLY]:
+        names = ", ".join([f"{copy['schema_name']}.{copy['table_name']}" for copy in empty])
+        parts += [Text(f"schema only, so their rows are left out: {len(empty):,} tables: {names}"), Text("")]
+    if left := [copy for copy in report["copies"] if copy["state"] != CopyState.COPIED and copy not in empty]:
         shown = _grid("not applied yet", "state", "as of", "rows so far", "because")
         shown.columns[3].justify = "right"
         for copy in left:

@@ -15,8 +15,8 @@ import click
 
 from parapply import connect, continuity, failpoints
 from parapply.commands import lifecycle
+from parapply.copy import left_out, slot_guard
 from parapply.copy import schema as schemas
-from parapply.copy import slot_guard
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar, CopyProgress
@@ -26,13 +26,11 @@ from parapply.copy.unchanged import IS_LEFT, came_late, check_commands, check_un
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn
 from parapply.plan.watermark import covers
-from parapply.printable import printable
 from parapply.source import ddl_queue, late_tables, slot
 from parapply.target.session import lease, settings
 from parapply.target.state import commands, copies, cutovers
 from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState
-from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -45,8 +43,6 @@ if TYPE_CHECKING:
 #: Seconds between two checks whether the daemon knows of the copy, and after which a message says what is waited for.
 _POLL_S = 0.02
 _PATIENCE_S = 3.0
-#: Tables named in one message.
-_MOST_NAMES = 5
 
 
 class CopyOptions(LoadOptions, frozen=True, kw_only=True):
@@ -93,8 +89,7 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
         )
     if options.brings_schema:
         program = schemas.find_pg_dump(options.pg_dump)
-        left_out = {schema, *facts.state_schemas}
-        dumped = await schemas.dump(program, config.source.login, without=sorted(left_out))
+        dumped = await schemas.dump(program, config.source.login, without=sorted({schema, *facts.state_schemas}))
         with settings.target_errors("making the schema"):
             # One transaction: where something is refused, nothing of the schema is left.
             async with ends.target.transaction():
@@ -112,6 +107,7 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
             async with ends.target.transaction():
                 adopted = await connect.adopt(config, ends)
                 await copies.add(ends.target, schema, adopted.slot_id, _oids(tables), is_listed=True)
+                await left_out.note(config, ends, adopted.slot_id)
             have_run = await _until_commands(config, ends, adopted.slot_id)
             await _copy_later(config, options, ends, adopted, tables, have_run)
         else:
@@ -148,6 +144,7 @@ async def _begin(
             await copies.add(ends.target, schema, made.slot_id, _oids(tables), is_listed=True)
             await copies.begin(ends.target, schema, made.slot_id, names, snapshot.lsn)
             await _keep_marks(config, ends, made.slot_id)
+            await left_out.note(config, ends, made.slot_id)
         failpoints.probe(failpoints.COPY_STATE)
         click.echo(f"slot {config.source.slot!r}: starts at {format_lsn(snapshot.lsn)}, where the copy ends")
         # The stream begins with the snapshot: no command of before comes.
@@ -187,8 +184,9 @@ async def go_on(
             f"slot {name!r} was begun without a copy and is applied up to {format_lsn(found.low_lsn)}",
             hint="`parapply refresh --table` copies single tables; to copy all of them `parapply drop` first",
         )
-    _say_paused(known)
-    wanted = [row for row in known.tables if not row.is_paused]
+    left_out.say_paused(known)
+    left_out.say_schema_only(known)
+    wanted = [row for row in known.tables if not (row.is_paused or row.is_schema_only)]
     left = {row.name for row in wanted if row.state != CopyState.COPIED}
     if not left:
         click.echo(f"slot {name!r}: all {len(wanted)} tables are copied; nothing to do")
@@ -234,13 +232,14 @@ async def _pause(config: Config, names: Sequence[str]) -> None:
     schema = config.target.state_schema
     async with connect.open_both(config, "pause") as ends:
         found, known, published = await _slot_tables(config, ends)
-        tables = _named(names, published)
+        tables = _named(config, names, published)
         await _take_lock(config, ends, found.slot_id)
         async with ends.target.transaction():
             await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=known.is_listed)
             await copies.pause(ends.target, schema, found.slot_id, [table.full_name for table in tables])
         await _until_seen(config, ends, found.slot_id)
-        click.echo(f"paused: {_names([table.text for table in tables])}; `parapply resume` copies what is paused again")
+        paused = left_out.few([table.text for table in tables])
+        click.echo(f"paused: {paused}; `parapply resume` copies what is paused again")
 
 
 async def _take_lock(config: Config, ends: connect.Connections, slot_id: int) -> None:
@@ -293,14 +292,16 @@ async def _refresh(config: Config, options: CopyOptions) -> None:
     schema = config.target.state_schema
     async with connect.open_both(config, "refresh") as ends:
         found, known, published = await _slot_tables(config, ends)
-        tables = _chosen(options, known, published)
+        tables = _chosen(config, options, known, published)
+        left_out.say_schema_only(known)
         begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
         have_run = await _until_commands(config, ends, found.slot_id) if tables else None
         await _check_target(config, ends.target, tables, options, begun=begun)
-        gone = sorted({row.name for row in known.tables} - {table.full_name for table in published})
+        there = {row.name for row in known.tables if not row.is_schema_only}
+        gone = sorted(there - {table.full_name for table in published})
         if gone:
             await copies.forget(ends.target, schema, found.slot_id, gone)
-            click.echo(f"no longer published, their rows stay: {_names([f'{one}.{two}' for one, two in gone])}")
+            click.echo(f"no longer published, their rows stay: {left_out.few([f'{one}.{two}' for one, two in gone])}")
         if not tables:
             click.echo("all published tables are copied or paused; nothing to do")
             return
@@ -308,7 +309,9 @@ async def _refresh(config: Config, options: CopyOptions) -> None:
         await _copy_later(config, options, ends, found, tables, have_run)
 
 
-def _chosen(options: CopyOptions, known: copies.Copies, published: Sequence[PublishedTable]) -> list[PublishedTable]:
+def _chosen(
+    config: Config, options: CopyOptions, known: copies.Copies, published: Sequence[PublishedTable]
+) -> list[PublishedTable]:
     """Return the tables to copy.
 
     Raises:
@@ -317,11 +320,11 @@ def _chosen(options: CopyOptions, known: copies.Copies, published: Sequence[Publ
     """
     paused = {row.name for row in known.tables if row.is_paused}
     if options.tables:
-        named = _named(options.tables, published)
+        named = _named(config, options.tables, published)
         running = [table.text for table in named if options.resumes and table.full_name not in paused]
         if running:
             raise TargetRefused(
-                f"not paused: {_names(running)}",
+                f"not paused: {left_out.few(running)}",
                 hint="`parapply status` shows which are; `refresh --table` copies others",
             )
         return named
@@ -330,17 +333,19 @@ def _chosen(options: CopyOptions, known: copies.Copies, published: Sequence[Publ
             "this slot was begun without a copy: which tables are new is not known",
             hint="name them with --table schema.table",
         )
-    _say_paused(known)
+    left_out.say_paused(known)
     copied = {(row.name, row.source_oid) for row in known.tables if row.state == CopyState.COPIED or row.is_paused}
     return [table for table in published if copied.isdisjoint({(table.full_name, one) for one in (table.oid, None)})]
 
 
-def _named(texts: Sequence[str], published: Sequence[PublishedTable]) -> list[PublishedTable]:
+def _named(config: Config, texts: Sequence[str], published: Sequence[PublishedTable]) -> list[PublishedTable]:
     """Return published tables by ``schema.table``, each once.
 
     Raises:
+        ConfigError: the rows of one are left out.
         SourceRefused: one is not published.
     """
+    config.mapping.check_rows(texts)
     by_text = {table.text: table for table in published}
     if missing := [text for text in texts if text not in by_text]:
         raise SourceRefused(
@@ -350,17 +355,13 @@ def _named(texts: Sequence[str], published: Sequence[PublishedTable]) -> list[Pu
     return [by_text[text] for text in dict.fromkeys(texts)]
 
 
-def _say_paused(known: copies.Copies) -> None:
-    if paused := [f"{row.schema_name}.{row.table_name}" for row in known.tables if row.is_paused]:
-        click.echo(f"paused, and left out until `parapply resume`: {_names(paused)}")
-
-
 async def _known(
     config: Config, ends: connect.Connections, slot_id: int, published: Sequence[PublishedTable]
 ) -> copies.Copies:
     """Return the facts known of the tables, by the names that they have now, and checked as the daemon does."""
     schema = config.target.state_schema
     known = await copies.load(ends.target, schema, slot_id)
+    known = await continuity.leave_out(ends.source, ends.target, config, slot_id, known)
     names = {row.source_oid: row.name for row in known.tables}
     renamed = {
         table.oid: table.full_name for table in published if names.get(table.oid, table.full_name) != table.full_name
@@ -370,7 +371,7 @@ async def _known(
         known = await copies.load(ends.target, schema, slot_id)
     found = await continuity.look(ends.source, ends.target, config, slot_id, known)
     if found.altered:
-        altered = _names([".".join(name) for name in found.altered])
+        altered = left_out.few([".".join(name) for name in found.altered])
         click.echo(f"warning: {continuity.ALTERED}: {altered}. Hint: {continuity.ALTERED_HINT}")
     return await copies.load(ends.target, schema, slot_id) if found.has_changed else known
 
@@ -521,20 +522,10 @@ async def _published(config: Config, ends: connect.Connections, facts: slot.Sour
         SourceRefused: the role may not read one.
         SourceLost: the connection broke.
     """
-    _say_left_out(facts, await slot.published_tables(ends.source, config.source.publications))
+    left_out.say_state(facts, await slot.published_tables(ends.source, config.source.publications))
     tables = await published_tables(ends.source, config.source.publications, config.mapping)
     await check_readable(ends.source, tables)
     return tables
-
-
-def _say_left_out(facts: slot.SourceFacts, published: Collection[Name]) -> None:
-    """Report whose progress is published and will not be brought over."""
-    for schema in sorted(facts.state_schemas.intersection([name[0] for name in published if name != QUEUE])):
-        click.echo(
-            f"source: schema {printable(schema)} holds the progress of a parapply that applies, or applied, there: it"
-            " is published, and left out here; publish the other tables or schemas by name (docs/CONFLICTS.md, two-way"
-            " replication)"
-        )
 
 
 async def _check_target(
@@ -565,17 +556,12 @@ async def _check_target(
     foreign = [table.text for table in full if table.oid not in begun_oids]
     if foreign and not options.truncates:
         raise TargetRefused(
-            f"target: {_names(foreign)} hold rows already",
+            f"target: {left_out.few(foreign)} hold rows already",
             hint="if target.dsn leads to the right database and these rows may go, --truncate deletes them",
         )
     await on_target.check_access(target, here, emptied=full)
     if options.defers_indexes:
         await on_target.check_owned(target, [table for table in here if not table.constants])
-
-
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return printable(", ".join(names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")
 
 
 _WAITS_FOR_TRANSACTIONS = (

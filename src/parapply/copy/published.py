@@ -46,6 +46,7 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     leaves: tuple[Leaf, ...]
     target: tuple[str, str] | None = None  # schema and table on the target where they are others
     constants: dict[str, str] = {}  # columns of the target's table with their values in all rows of this one
+    has_omitted: bool = False  # `columns` are without some that are published
 
     def __hash__(self) -> int:
         """Return a hash of the name, because a dict has none."""
@@ -81,13 +82,30 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
 async def published_tables(
     conn: Connection, publications: Sequence[str], mapping: MappingConfig
 ) -> list[PublishedTable]:
-    """Return the tables of the publications, by name; without the tables of a parapply that applies there.
+    """Return the tables of the publications whose rows are wanted, by name.
+
+    Without the tables of a parapply that applies there, and without `schema_only_tables`.
 
     Raises:
         TargetRefused: two of them lead to one table of the target.
-        SourceRefused: publications of one table list different columns, which the stream also refuses.
+        SourceRefused: publications of one table list different columns, which the stream also refuses; or `omit` names
+            a column that is not published, or one of the key.
         SourceLost: the connection broke.
     """
+    found = await _read(conn, publications)
+    return _mapped([table for table in found if not mapping.is_schema_only(table.full_name)], mapping)
+
+
+async def schema_only_tables(
+    conn: Connection, publications: Sequence[str], mapping: MappingConfig
+) -> list[PublishedTable]:
+    """Return the published tables whose rows are left out, by name; errors as `published_tables`."""
+    if not mapping.schema_only:
+        return []
+    return [table for table in await _read(conn, publications) if mapping.is_schema_only(table.full_name)]
+
+
+async def _read(conn: Connection, publications: Sequence[str]) -> list[PublishedTable]:
     # As jsonb, because a server of version 14 has neither column lists nor row filters. Partitions whose root is
     # published as one are dropped, because with several publications both can be listed.
     query: LiteralString = f"""
@@ -109,8 +127,7 @@ async def published_tables(
         oids = [oid for oid, *_ in found]
         columns, keys, leaves = await _columns(conn, oids), await _keys(conn, oids), await leaves_of(conn, oids)
     is_exact = conn.info.server_version >= _GENERATED_SINCE
-    tables = [_table(row, columns[row[0]], keys.get(row[0], ()), leaves[row[0]], is_exact=is_exact) for row in found]
-    return _mapped(tables, mapping)
+    return [_table(row, columns[row[0]], keys.get(row[0], ()), leaves[row[0]], is_exact=is_exact) for row in found]
 
 
 def _mapped(tables: Sequence[PublishedTable], mapping: MappingConfig) -> list[PublishedTable]:
@@ -120,7 +137,7 @@ def _mapped(tables: Sequence[PublishedTable], mapping: MappingConfig) -> list[Pu
     for table in tables:
         here = mapping.target_of(table.full_name)
         own = msgspec.structs.replace(
-            table,
+            _without(table, mapping.omitted_of(table.full_name)),
             target=None if here == table.full_name else here,
             constants=dict(mapping.constants_of(table.full_name)),
         )
@@ -133,6 +150,28 @@ def _mapped(tables: Sequence[PublishedTable], mapping: MappingConfig) -> list[Pu
         others.append(own)
         placed.append(own)
     return placed
+
+
+def _without(table: PublishedTable, omitted: Sequence[str]) -> PublishedTable:
+    """Return a table without columns that the target's rows do not get."""
+    if not omitted:
+        return table
+    unknown = [name for name in omitted if name not in table.columns]
+    of_key = [name for name in omitted if name in table.key]
+    if unknown or of_key:
+        words = "publishes no such column" if unknown else "has it in its key"
+        raise SourceRefused(
+            f'source: `omit` names column "{(unknown or of_key)[0]}", and {table.text} {words}',
+            hint="correct `omit` in [mapping]",
+        )
+    left = [at for at, name in enumerate(table.columns) if name not in omitted]
+    return msgspec.structs.replace(
+        table,
+        columns=tuple([table.columns[at] for at in left]),
+        types=tuple([table.types[at] for at in left]),
+        modifiers=tuple([table.modifiers[at] for at in left]),
+        has_omitted=True,
+    )
 
 
 async def check_readable(conn: Connection, tables: Sequence[PublishedTable]) -> None:

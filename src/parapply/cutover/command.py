@@ -96,6 +96,11 @@ async def one(  # noqa: PLR0913  as `cutover`, and its place among others
         raise ConfigError(
             "mapping: the way back goes to tables of the same names", hint="cut over by hand (docs/how-to/cut-over.md)"
         )
+    if set(forward.mapping.schema_only) != set(reverse.mapping.schema_only):
+        raise ConfigError(
+            "mapping.schema_only: the way back would write into tables whose rows differ on both ends",
+            hint="name the same tables in both files",
+        )
     async with AsyncExitStack() as stack:
         ahead = await stack.enter_async_context(connect.open_both(forward, "cutover"))
         back = await stack.enter_async_context(connect.open_both(reverse, "cutover"))

@@ -228,6 +228,7 @@ class HealRun:
             SourceRefused, SourceLost, TargetRefused, TargetLost: some cannot be, or an end is away.
         """
         config = self._config
+        config.mapping.check_rows(self._options.whole)
         published = await published_tables(self._source, config.source.publications, config.mapping)
         by_text = {table.text for table in published}
         if missing := [text for text in self._options.whole if text not in by_text]:

@@ -23,7 +23,7 @@ from parapply import init as beginning
 from parapply.copy import command as copying
 from parapply.copy import schema as schemas
 from parapply.copy.places import Access, Places
-from parapply.copy.published import published_tables
+from parapply.copy.published import published_tables, schema_only_tables
 from parapply.copy.sequences import copy_sequences
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, TargetRefused
 from parapply.logs import redact_text
@@ -244,12 +244,17 @@ class _Run:
         kept = msgspec.json.encode(self._choice).decode()
         await migrations.begin(self._ends.target, self._migration, MigrationStep.CHECK, kept)
         detail = f"{len(tables):,} tables, {len(sight.left_out):,} left out"
+        if sight.schema_only:
+            detail += f", {len(sight.schema_only):,} schema only: {', '.join(map('.'.join, sight.schema_only))}"
         await self._noter.end()
         await migrations.end(self._ends.target, self._migration, MigrationStep.CHECK, detail, is_done=True)
         self._screen.said(MigrationStep.CHECK, "done", detail)
 
     async def _see(self, tables: Sequence[PublishedTable]) -> look.Sight:
-        return await look.see(self._ends.source, self._choice, tables, self._own_schemas())
+        schema_only = await schema_only_tables(
+            self._ends.source, self._config.source.publications, self._config.mapping
+        )
+        return await look.see(self._ends.source, self._choice, tables, self._own_schemas(), schema_only)
 
     async def _sight(self) -> look.Sight:
         return await self._see(

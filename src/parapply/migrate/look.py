@@ -89,9 +89,10 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[Name, ...]  # tables that are not meant
     not_published: tuple[Name, ...]  # tables that hold rows and are meant
     not_meant: tuple[Name, ...]  # published tables
+    schema_only: tuple[Name, ...]  # published tables that are meant without their rows
     unlogged: tuple[Name, ...]  # that are meant
     views: tuple[Name, ...]  # materialized, with rows, in the order of their refresh
-    leading_out: tuple[str, ...]  # foreign keys from what is meant to what is not
+    leading_out: tuple[str, ...]  # foreign keys from what is meant to what is not, or comes without rows
     n_large_objects: int
     owners: tuple[str, ...]
     others: tuple[str, ...]  # roles that have privileges, and own nothing
@@ -100,7 +101,13 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     settings: tuple[str, ...]  # of the database
 
 
-async def see(conn: Connection, choice: Choice, published: Sequence[PublishedTable], without: Sequence[str]) -> Sight:
+async def see(
+    conn: Connection,
+    choice: Choice,
+    published: Sequence[PublishedTable],
+    without: Sequence[str],
+    schema_only: Sequence[PublishedTable],
+) -> Sight:
     """Read the publisher.
 
     Args:
@@ -108,6 +115,7 @@ async def see(conn: Connection, choice: Choice, published: Sequence[PublishedTab
         choice: which tables are meant.
         published: tables of the publications.
         without: schemas of parapply's own.
+        schema_only: tables of the publications without rows on the target.
 
     Raises:
         SourceRefused, SourceLost: it could not be read.
@@ -120,22 +128,28 @@ async def see(conn: Connection, choice: Choice, published: Sequence[PublishedTab
         extensions = await read_rows(conn, "SELECT extname FROM pg_catalog.pg_extension ORDER BY 1")
         settings = await read_rows(conn, _SETTINGS)
         ((n_objects,),) = await read_rows(conn, "SELECT count(*) FROM pg_catalog.pg_largeobject_metadata")
-    covered = {(leaf.schema, leaf.name) for table in published for leaf in table.leaves}
+    covered = {(leaf.schema, leaf.name) for table in (*published, *schema_only) for leaf in table.leaves}
     meant = {oid for oid, *_, root_schema, root in found if choice.is_meant(root_schema, root)}
     names: dict[int, Name] = {row[0]: (row[1], row[2]) for row in found}
     own_rows = [(row[0], row[4]) for row in found if row[3] == "r" and row[0] in meant]
     not_meant = {names[oid] for oid in names if oid not in meant}
+    empty = {
+        name for one in schema_only for name in (one.full_name, *[(leaf.schema, leaf.name) for leaf in one.leaves])
+    }
+    filled = {oid for oid in meant if names[oid] not in empty}
     return Sight(
         left_out=tuple(sorted(not_meant)),
         not_published=tuple([names[oid] for oid, kind in own_rows if kind == "p" and names[oid] not in covered]),
-        not_meant=tuple([table.full_name for table in published if table.full_name in not_meant]),
+        not_meant=tuple([table.full_name for table in (*published, *schema_only) if table.full_name in not_meant]),
+        schema_only=tuple([table.full_name for table in schema_only]),
         unlogged=tuple([names[oid] for oid, kind in own_rows if kind == "u"]),
         views=tuple([(schema, name) for schema, name in views]),
         leading_out=tuple(
             [
                 f"{name} of {'.'.join(names[one])}"
                 for name, one, other in keys
-                if one in meant and other in names and other not in meant
+                if (one in meant and other in names and other not in meant)
+                or (one in filled and other in meant and other not in filled)
             ]
         ),
         n_large_objects=n_objects,
@@ -220,7 +234,7 @@ def of_tables(sight: Sight) -> Iterator[ParapplyError]:
     if sight.leading_out:
         yield SourceRefused(
             f"source: foreign keys lead to tables that are left out: {', '.join(sight.leading_out[:_MOST_NAMES])}",
-            hint="include those tables, or also leave out the tables with the foreign keys",
+            hint="include those tables with their rows, or also leave out the tables with the foreign keys",
         )
 
 

@@ -41,6 +41,8 @@ class Start(NamedTuple):
 _FROM_THE_START = Start(0, is_copied=True)
 #: Of a table none of whose changes is applied.
 NEVER = Start(None, is_copied=False)
+#: Of a table whose rows the configuration leaves out: it joins after every LSN, and waits for no copy.
+LEFT_OUT = Start((1 << 64) - 1, is_copied=True)
 
 
 class CopyStarts:
@@ -66,7 +68,7 @@ class CopyStarts:
     @property
     def exact_from_lsn(self) -> int | None:
         """Return the LSN from which on the target equals the publisher; None if tables are not copied yet."""
-        starts = list(self._tables.values())
+        starts = [start for start in self._tables.values() if start != LEFT_OUT]
         if any(not start.is_copied or start.lsn is None for start in starts):
             return None
         return max([start.lsn or 0 for start in starts], default=0)

@@ -55,6 +55,7 @@ class ColumnFacts(msgspec.Struct, frozen=True, kw_only=True):
     collation_sql: str = ""  # COLLATE clause of a key column whose index has its own collation
     default_code: tuple[str, ...] = ()  # code its default runs: matters only if the publisher does not send the column
     array_type_sql: str = ""  # quoted schema.type of arrays of the column's own type, by which that is recognised
+    is_required: bool = False  # NOT NULL without a default: every row must bring a value
     has_text_cast: bool = False  # text casts to it by other rules than its input function's: no set can be exact
 
 

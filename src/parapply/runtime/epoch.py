@@ -61,6 +61,7 @@ from parapply.target.state import slots as state
 from parapply.tasks import end_tasks
 from parapply.vocabulary import DaemonState, Reading
 from parapply.wire.assembler import Assembler
+from parapply.wire.omission import Omission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -176,7 +177,8 @@ class Epoch:
             start_lsn=ends.state.resume_lsn,
             prepared_lsns=frozenset([end_lsn for _, end_lsn in ends.prepared.values()]),
         )
-        self._reader = SlotReader(ends.stream, assembler)
+        omission = Omission(config.mapping.omitted_of) if config.mapping.omits else None
+        self._reader = SlotReader(ends.stream, assembler, omission)
         self._batcher = Batcher(
             self._reader,
             self._tables,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 from psycopg import sql
 
-from parapply import __version__, connect, failpoints
+from parapply import __version__, connect, continuity, failpoints
 from parapply.config import SAME_ROLE, settings_without_table
 from parapply.conflict.rules import Rules
 from parapply.errors import ParapplyError, SlotBusy, TargetLost, TargetRefused
@@ -156,6 +156,7 @@ class Connector:
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
             known = await copies.load(control, self._config.target.state_schema, slot_id)
+            known = await continuity.leave_out(source, control, self._config, slot_id, known)
             two_phase = self._config.source.two_phase and known.is_settled(found.low_lsn)
             streaming = self._streaming(source_facts)
             if found.low_lsn >= self._whole_until_lsn:
@@ -201,10 +202,12 @@ class Connector:
             SourceLost: the connection broke.
         """
         config = self._config
-        if not (config.apply.tables or config.conflict.tables or config.mapping.tables):
+        mapping = config.mapping
+        if not (config.apply.tables or config.conflict.tables or mapping.tables or mapping.schema_only):
             return
         names = await slot.tables_to_expect(source, config.source.publications)
-        unknown = settings_without_table(config, [".".join(name) for name in names])
+        published = [".".join(name) for name in names]
+        unknown = settings_without_table(config, published) | mapping.schema_only_unknown(published)
         for section, what in unknown.items():
             if section not in self._without_table:
                 self._without_table.add(section)

@@ -183,6 +183,24 @@ async def uncovered(
     return [(oid, (schema, name)) for oid, schema, name in found]
 
 
+async def oids(conn: Connection, names: Sequence[Name]) -> dict[Name, int]:
+    """Return the OIDs of tables by their names; one that does not exist has none.
+
+    Raises:
+        SourceRefused, SourceLost: they could not be read.
+    """
+    query: LiteralString = """
+        SELECT n.nspname, c.relname, c.oid::bigint
+          FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)
+          JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.schema_name
+          JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name
+         WHERE c.relkind IN ('r', 'p')"""
+    with source_errors("looking for tables"):
+        async with psycopg.AsyncRawCursor(conn) as cursor:
+            await cursor.execute(query, [[schema for schema, _ in names], [table for _, table in names]])
+            return {(schema, name): oid for schema, name, oid in await cursor.fetchall()}
+
+
 async def names(conn: Connection, oids: Collection[int]) -> dict[int, Name]:
     """Return the names that tables have now; a table that is gone has none.
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from parapply.amounts import brief, size
 from parapply.commands.state_reader import is_silent
 from parapply.printable import printable, printable_tree
-from parapply.vocabulary import CopyState, DaemonState, WaitKind, WorkerState
+from parapply.vocabulary import SCHEMA_ONLY, CopyState, DaemonState, WaitKind, WorkerState
 from parapply.wording import cutover_line, how_far, step_state
 
 if TYPE_CHECKING:
@@ -243,7 +243,8 @@ def _seldom(report: dict[str, Any]) -> list[RenderableType]:
         lines.append(f"{len(report['prepared']):,} prepared transactions, the oldest for {oldest}")
     if left := [one for one in report["copies"] if one["state"] == CopyState.COPYING]:
         lines.append(f"{len(left):,} tables are being copied")
-    if left := [one for one in report["copies"] if one["state"] == CopyState.WAITING]:
+    waiting = [one for one in report["copies"] if one["state"] == CopyState.WAITING]
+    if left := [one for one in waiting if one["reason"] != SCHEMA_ONLY]:
         names = ", ".join([f"{one['schema_name']}.{one['table_name']}" for one in left])
         lines.append(f"{len(left):,} tables not applied until `parapply refresh` or `resume`: {names}")
     return [Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in lines]

@@ -155,7 +155,10 @@ async def comparison(config: Config, options: VerifyOptions, again: VerifyAgain 
     """
     async with connect.open_both(config, "verify") as ends:
         await slot.check_publications(ends.source, config.source.publications)
+        config.mapping.check_rows(options.tables)
         tables = _chosen(options, await published_tables(ends.source, config.source.publications, config.mapping))
+        if left := config.mapping.schema_only:
+            click.echo(printable(f"schema only, not compared: {', '.join(left)}"), err=True)
         await on_target.check_columns(ends.target, [table.here() for table in tables])
     async with AsyncExitStack() as stack:
         both = _Both(config, options, stack, again)

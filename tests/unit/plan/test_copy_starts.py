@@ -8,6 +8,7 @@ from parapply.model import Column, Relation, Transaction
 from parapply.plan.copy_starts import CopyStarts, Start
 from parapply.plan.steps import read_truncate
 from parapply.target.state.copies import Copies, CopyRow
+from parapply.vocabulary import SCHEMA_ONLY, CopyState
 from tests import build
 
 _ONE, _TWO = ("s", "one"), ("s", "two")
@@ -118,3 +119,17 @@ def test_a_late_table_does_not_hold_up_two_phase_commit() -> None:
     first = CopyRow(table_name="first", **rows)  # type: ignore[arg-type]
     assert Copies(is_listed=True, is_running=False, tables=(late,)).is_settled(1)
     assert not Copies(is_listed=True, is_running=False, tables=(late, first)).is_settled(1)
+
+
+def test_a_table_that_the_configuration_leaves_out_gets_nothing_and_waits_for_nothing(starts: CopyStarts) -> None:
+    """With rows noted or not, its changes go; it is no table that waits, and the target can equal the publisher."""
+    row = CopyRow(
+        schema_name="s", table_name="one", source_oid=1, state=CopyState.WAITING, start_lsn=7, reason=SCHEMA_ONLY
+    )
+    known = Copies(is_listed=False, is_running=False, tables=(row,))
+    starts.update(known.starts(10), {}, is_listed=False)
+    found = starts.without_skipped(_transaction(1 << 62, _insert(_ONE), _insert(_TWO)))
+    assert found.changes == [_insert(_TWO)]
+    assert starts.waits_for(_transaction(1 << 62, _insert(_ONE))) is None
+    assert (starts.n_waiting, starts.exact_from_lsn, known.is_settled(1)) == (0, 0, True)
+    assert not any([row.is_late, row.is_again, row.is_paused])

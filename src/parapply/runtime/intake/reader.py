@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from parapply.source.slot_stream import SlotStream
     from parapply.wire.assembler import Assembler
     from parapply.wire.frames import Keepalive
+    from parapply.wire.omission import Omission
 
 #: Bytes of a few keep-alives. A transaction has more.
 _KEEPALIVES_BYTES = 128
@@ -27,15 +28,17 @@ _KEEPALIVES_BYTES = 128
 class SlotReader:
     """Reads the slot's stream. Used by intake's task; the fields say who else writes them."""
 
-    def __init__(self, stream: SlotStream, assembler: Assembler) -> None:
+    def __init__(self, stream: SlotStream, assembler: Assembler, omission: Omission | None = None) -> None:
         """Start with nothing read, and not reading.
 
         Args:
             stream: of the slot.
             assembler: new.
+            omission: new; None: all columns are wanted.
         """
         self.stream = stream
         self._assembler = assembler
+        self._omission = omission
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
         self._readable = asyncio.Event()
@@ -113,6 +116,8 @@ class SlotReader:
         self._readable.clear()
         # No name for the frames: it would keep the last of them, and one may be a gigabyte.
         transactions = self._assembler.push(self.stream.drain(DRAIN_BYTES))
+        if self._omission is not None:
+            self._omission.cut(transactions)
         self.heard_s = self._clock()
         return transactions
 

@@ -167,7 +167,7 @@ def _copies(parts: Parts) -> str:
         for row in left[:_MOST]
     ]
     names = ("table", "state", "rows so far", "size so far", "because")
-    return page_html.table("Not applied yet", names, rows, _more(len(left)))
+    return page_html.table("Not applied", names, rows, _more(len(left)))
 
 
 def _migration(parts: Parts) -> str:

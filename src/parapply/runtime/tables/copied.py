@@ -23,7 +23,7 @@ from parapply.target.session import settings
 from parapply.target.sql.own_rows import own_rows
 from parapply.target.state import copies
 from parapply.target.state.schema import is_of_state
-from parapply.vocabulary import CopyState
+from parapply.vocabulary import SCHEMA_ONLY, CopyState
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class Copied:
         for oid, name in [one for one in found if not self._is_left_out(one[1])][:_TABLES]:
             # A table that will join from its first row on has no rows, or they are on their way.
             line = await late_tables.places(self._source, self._publications, oid)
-            if reason := late_tables.why_not_whole(line, await self._marks()):
+            if reason := self._why_left_out(name) or late_tables.why_not_whole(line, await self._marks()):
                 await self._note(name, oid, reason)
 
     def is_settled(self, relations: Sequence[Relation]) -> bool:
@@ -255,9 +255,14 @@ class Copied:
                 else:
                     if self._namesake(name) is not None:
                         await self._rename({table.oid: name})
-                    await self._note(name, table.oid, "")
-                self._log.info("table_joined", relation=f"{table.schema}.{table.name}")
+                    await self._note(name, table.oid, self._why_left_out(name))
+                if not self._why_left_out(name):
+                    self._log.info("table_joined", relation=f"{table.schema}.{table.name}")
             await self._read()
+
+    def _why_left_out(self, name: Name) -> str:
+        """Return why a table that the state does not know gets no rows, whatever the stream has; empty: it may."""
+        return SCHEMA_ONLY if self._mapping.is_schema_only(name) else ""
 
     def _is_left_out(self, name: Name) -> bool:
         return name == QUEUE or self.starts.leaves_out(name[0])
@@ -265,7 +270,9 @@ class Copied:
     def _know(self, known: Copies) -> None:
         self.known = known
         self._is_under_way = known.is_under_way
-        self._waiting = {row.name: row.reason for row in known.tables if row.state == CopyState.WAITING}
+        waiting = [row for row in known.tables if row.state == CopyState.WAITING]
+        self._waiting = {row.name: row.reason for row in waiting if not row.is_schema_only}
+        self._schema_only = frozenset([row.name for row in waiting if row.is_schema_only])
         self._again = {row.name for row in known.tables if row.is_again}
         self._by_oid = {row.source_oid: row for row in known.tables if row.source_oid is not None}
         self._by_name = {row.name: row for row in known.tables}
@@ -302,7 +309,7 @@ class Copied:
         if namesake is not None and namesake.source_oid is None:
             return False
         # One in the schema of our own progress may belong to another parapply, made since the publisher was read.
-        return not self.known.is_listed and name[0] != self._schema
+        return not (self.known.is_listed or name[0] == self._schema or self._why_left_out(name))
 
     async def _settle(self, relation: Relation, *, may_be_missing: bool) -> None:
         name, oid = relation.full_name, relation.oid
@@ -329,7 +336,8 @@ class Copied:
     async def _settle_new(self, relation: Relation, namesake: CopyRow | None, *, may_be_missing: bool) -> None:
         name, oid = relation.full_name, relation.oid
         self._sought.add(relation)
-        if not self.known.is_listed and name[0] != self._schema:
+        left_out = self._why_left_out(name)
+        if not (self.known.is_listed or name[0] == self._schema or left_out):
             return
         line = await late_tables.places(self._source, self._publications, oid)
         if not line and is_of_state(relation.name, [column.name for column in relation.columns]):
@@ -337,11 +345,11 @@ class Copied:
             self._gone.add(oid)
             self._update(self.known.starts(self._low_lsn))
             return
-        if not self.known.is_listed or await self._settle_partition(line):
+        if not (self.known.is_listed or left_out) or await self._settle_partition(line):
             return
         if namesake is not None:
             await self._rename({oid: name})
-        reason = late_tables.why_not_whole(line, await self._marks())
+        reason = left_out or late_tables.why_not_whole(line, await self._marks())
         reason = reason or await self._why_not_here(name, may_be_missing=may_be_missing)
         await self._note(name, oid, reason)
         if not reason:
@@ -464,7 +472,7 @@ class Copied:
 
     def _tell(self) -> None:
         waiting = self._waiting
-        self._tables.show_waiting(frozenset(waiting))
+        self._tables.show_waiting(frozenset(waiting), self._schema_only)
         for name in self._warnings.due(waiting, self._clock()):
             reason = waiting[name]
             hint = None if reason == copies.PAUSED else _HINT_AGAIN if name in self._again else _HINT

@@ -101,6 +101,8 @@ class TablePlans:
         self._to_show: set[Relation] = set()
         #: Schema and table of tables whose changes are left out until they are copied; for people.
         self._waiting: frozenset[tuple[str, str]] = frozenset()
+        #: Of tables whose rows the configuration leaves out.
+        self._schema_only: frozenset[tuple[str, str]] = frozenset()
         self._log = get_logger()
 
     def in_force(self, *, but: Collection[Relation] = ()) -> dict[Relation, int]:
@@ -352,6 +354,7 @@ class TablePlans:
         plan = match.match(
             relation, found, parallel=parallel, is_relaxed=self._is_relaxed, apply_as=self._apply_as,
             constants={} if self._mapping is None else self._mapping.constants_of(self._name(relation)),
+            omitted=() if self._mapping is None else self._mapping.omitted_of(self._name(relation)),
         )  # fmt: skip
         if (found.schema, found.name) != relation.full_name:
             plan = replace(plan, reason=f"{plan.reason}; on the target {found.schema}.{found.name}")
@@ -456,10 +459,10 @@ class TablePlans:
             if one.full_name == relation.full_name:
                 self._enforce(one)
 
-    def show_waiting(self, names: frozenset[tuple[str, str]]) -> None:
-        """Show which tables are not applied until they are copied, by schema and name."""
-        changed = names ^ self._waiting
-        self._waiting = names
+    def show_waiting(self, names: frozenset[tuple[str, str]], schema_only: frozenset[tuple[str, str]]) -> None:
+        """Show which tables are not applied until they are copied, by schema and name; and those that never are."""
+        changed = (names ^ self._waiting) | (schema_only ^ self._schema_only)
+        self._waiting, self._schema_only = names, schema_only
         if changed:
             self._to_show |= {one for one in self.plans.known if one.full_name in changed}
 
@@ -473,15 +476,16 @@ class TablePlans:
     def _row(self, plan: TablePlan) -> TableRow:
         relation = plan.relation
         trust = self._trust.get(relation.full_name)
-        is_waiting = relation.full_name in self._waiting
+        is_waiting, is_left_out = relation.full_name in self._waiting, relation.full_name in self._schema_only
+        reason = (
+            f"its changes are left out until `parapply refresh`; then: {plan.reason}" if is_waiting else plan.reason
+        )
         return TableRow(
             schema_name=relation.schema,
             table_name=relation.name,
-            lane=_WAITING if is_waiting else plan.lane.value,
+            lane=_SCHEMA_ONLY if is_left_out else _WAITING if is_waiting else plan.lane.value,
             is_table_exclusive=plan.is_table_exclusive,
-            reason=f"its changes are left out until `parapply refresh`; then: {plan.reason}"
-            if is_waiting
-            else plan.reason,
+            reason="mapping.schema_only leaves its rows out" if is_left_out else reason,
             key_columns=tuple([plan.columns[position].name for position in plan.key_positions]),
             retries=trust.retries if trust else 0,
         )
@@ -501,6 +505,7 @@ def _trusted(plan: TablePlan, trust: Downgrades) -> TablePlan:
 
 #: Relations read again at once.
 _GROUP = 250
-#: Shown as the lane of a table that is not applied.
+#: Shown as the lane of a table that is not applied yet, or never.
 _WAITING = "waiting"
+_SCHEMA_ONLY = "schema only"
 _OFTEN = "because its batches had to be repeated often"

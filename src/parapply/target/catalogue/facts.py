@@ -390,6 +390,7 @@ def _column(column: dict[str, Any]) -> ColumnFacts:
         is_enum=column["is_enum"],
         is_generated=column["is_generated"],
         is_identity_always=column["is_identity_always"],
+        is_required=column["is_required"],
         has_equality=column["has_equality"],
         # The key's index decides: another operator class or collation compares in its own way (trap T-21).
         equality=indexed_equality(column),

@@ -37,6 +37,7 @@ def match(  # noqa: PLR0913  each is a choice of the configuration
     is_relaxed: bool = False,
     apply_as: str = "owner",
     constants: Mapping[str, str] = _NO_CONSTANTS,
+    omitted: Collection[str] = (),
 ) -> TablePlan:
     """Return how changes of a published relation are applied to a target table.
 
@@ -49,14 +50,17 @@ def match(  # noqa: PLR0913  each is a choice of the configuration
         is_relaxed: independent transactions commit in any order: foreign keys matter also where nothing enforces them.
         apply_as: `owner` refuses code that would have more rights than its owner; `role` runs it.
         constants: values by column that the relation's rows have on the target, and others have not.
+        omitted: columns of the publisher's table that the target's rows do not get.
 
     Raises:
         TargetRefused: published columns are missing or generated on the target; all of them are named. Or the table
-            has code of another owner, or cannot take the constants.
+            has code of another owner, or cannot take the constants, or needs a column that is left out.
         ValueError: `parallel` is none of the four.
     """
     if parallel not in PARALLEL:
         raise ValueError(f"parallel is {parallel!r}, not one of {', '.join(PARALLEL)}")
+    if omitted:
+        _check_omitted(relation, facts, omitted)
     columns = _columns(relation, facts)
     fixed = constants_of(facts, constants, {column.name for column in columns}) if constants else ()
     facts, sent = within(facts, fixed), {*constants, *[column.name for column in columns]}
@@ -132,6 +136,33 @@ def _columns(relation: Relation, facts: TableFacts) -> tuple[ColumnFacts, ...]:
         )
     pairs = [(column, by_name[column.name]) for column in relation.columns]
     return tuple(replace(target, equality=equality_across(wire, target)) for wire, target in pairs)
+
+
+def _check_omitted(relation: Relation, facts: TableFacts, omitted: Collection[str]) -> None:
+    """Refuse to leave out columns that rows are found by, or that the target's rows cannot be without.
+
+    A unique index with such a column would hold the target's own values, so that rows could clash there which do not
+    clash on the publisher, in an order that nothing sent shows.
+    """
+    sent = {column.name for column in relation.columns}
+    required = {column.name for column in facts.columns if column.is_required}
+    problems = []
+    for name in omitted:
+        indexes = [index.name for index in facts.unique if name in (*index.columns, *index.named)]
+        if name in sent:
+            problems.append(f'column "{name}" is part of the replica identity')
+        elif name in facts.key_columns:
+            problems.append(f'column "{name}" is part of the key of the target table')
+        elif indexes:
+            problems.append(f'column "{name}" is part of unique index "{indexes[0]}" of the target table')
+        elif name in required:
+            problems.append(f'column "{name}" of the target table is NOT NULL and has no default')
+    if problems:
+        raise TargetRefused(
+            f"`omit` of {relation.qualified_name} cannot be followed in {facts.schema}.{facts.name}:"
+            f" {'; '.join(problems)}",
+            hint="correct `omit` in [mapping], or drop the rule of the target table",
+        )
 
 
 def _identity(

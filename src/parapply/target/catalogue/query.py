@@ -170,6 +170,7 @@ SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
   'is_enum', t.typtype = 'e',
   'is_generated', a.attgenerated <> '',
   'is_identity_always', a.attidentity = 'a',
+  'is_required', a.attnotnull AND NOT a.atthasdef AND a.attidentity = '',
   'is_deterministic', coalesce(co.collisdeterministic, true),
   'has_equality', NOT EXISTS (
     SELECT FROM part p JOIN pg_catalog.pg_type pt ON pt.oid = p.typid

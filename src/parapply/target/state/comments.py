@@ -135,7 +135,8 @@ COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
             "slot_id": "Slot.",
             "schema_name": "Schema of the table.",
             "table_name": "Table.",
-            "lane": "set-based, row by row, or serial; waiting: its changes are left out until parapply refresh.",
+            "lane": "set-based, row by row, or serial; waiting: its changes are left out until parapply refresh;"
+            " schema only: they are left out.",
             "is_table_exclusive": "Batches that touch the table never run at the same time.",
             "reason": "Index, trigger or rule that made it so.",
             "key_columns": "Columns rows are found by; empty: the whole row.",

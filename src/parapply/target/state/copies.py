@@ -27,11 +27,11 @@ import msgspec
 from psycopg import sql
 
 from parapply.model import format_lsn, parse_lsn
-from parapply.plan.copy_starts import Start
+from parapply.plan.copy_starts import LEFT_OUT, Start
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.schema import in_schema, lsn_text, state_rows
-from parapply.vocabulary import CopyState
+from parapply.vocabulary import SCHEMA_ONLY, CopyState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Why a table waits that `parapply pause` has taken out of the stream.
 PAUSED: Final = "paused: `parapply resume` copies it again"
+#: Why a table waits that the configuration has left out.
+WAS_SCHEMA_ONLY: Final = "mapping.schema_only has left its rows out"
 
 
 class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,9 +71,14 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.state == CopyState.WAITING and self.reason == PAUSED
 
     @property
+    def is_schema_only(self) -> bool:
+        """Return whether the configuration leaves its rows out."""
+        return self.reason == SCHEMA_ONLY
+
+    @property
     def is_late(self) -> bool:
         """Return whether it was published later, its rows seemed to be missing in the stream, and no copy was begun."""
-        return self.state == CopyState.WAITING and self.reason not in {"", PAUSED}
+        return self.state == CopyState.WAITING and self.reason not in {"", PAUSED, SCHEMA_ONLY}
 
     @property
     def is_again(self) -> bool:
@@ -133,8 +140,8 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
             lsn = row.start_lsn if row.state == CopyState.COPIED or is_under_way else None
             if row.state == CopyState.COPIED and lsn is not None and lsn <= low_lsn:
                 lsn = 0
-            found[row.name if row.source_oid is None else row.source_oid] = Start(
-                lsn, is_copied=row.state == CopyState.COPIED
+            found[row.name if row.source_oid is None else row.source_oid] = (
+                LEFT_OUT if row.is_schema_only else Start(lsn, is_copied=row.state == CopyState.COPIED)
             )
         return found
 
@@ -275,6 +282,39 @@ async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
             await notify(conn, slot_id)
 
 
+async def leave_out(conn: Connection, schema: str, slot_id: int, oids: Mapping[Name, int]) -> None:
+    """Note the tables whose rows the configuration leaves out: all, and no others.
+
+    Before the first change of them is left out, so that none is applied again once the configuration has changed.
+    """
+    others = in_schema(
+        "UPDATE {s}.copies SET state = 'waiting', reason = $3"
+        " WHERE slot_id = $1::int AND reason = $2 AND NOT source_oid = ANY ($4::bigint[])",
+        schema,
+    )
+    known = in_schema(
+        "UPDATE {s}.copies SET state = 'waiting', reason = $2, published_by = NULL"
+        " WHERE slot_id = $1::int AND reason IS DISTINCT FROM $2 AND source_oid = ANY ($3::bigint[])",
+        schema,
+    )
+    new = in_schema(
+        "INSERT INTO {s}.copies AS c (slot_id, schema_name, table_name, source_oid, state, reason)"
+        " SELECT $1::int, n.schema_name, n.table_name, n.source_oid, 'waiting', $2"
+        " FROM unnest($3::text[], $4::text[], $5::bigint[]) AS n(schema_name, table_name, source_oid)"
+        " WHERE NOT EXISTS (SELECT FROM {s}.copies AS o WHERE o.slot_id = $1::int AND o.source_oid = n.source_oid)"
+        " ON CONFLICT (slot_id, schema_name, table_name) DO UPDATE SET source_oid = EXCLUDED.source_oid,"
+        " state = 'waiting', reason = EXCLUDED.reason, published_by = NULL",
+        schema,
+    )
+    given = list(oids.values())
+    with target_errors("noting which tables' rows are left out"):
+        async with conn.transaction():
+            await rows(conn, others, [slot_id, SCHEMA_ONLY, WAS_SCHEMA_ONLY, given])
+            await rows(conn, known, [slot_id, SCHEMA_ONLY, given])
+            await rows(conn, new, [slot_id, SCHEMA_ONLY, *_columns(oids), given])
+            await notify(conn, slot_id)
+
+
 async def is_seen(conn: Connection, schema: str, slot_id: int) -> bool:
     """Return whether the daemon, if one runs, keeps to what `begin` or `pause` has written last."""
     query = (
@@ -385,9 +425,10 @@ async def join(conn: Connection, schema: str, slot_id: int, source_oid: int) -> 
     """Note of a table that waits that it is applied from its first row on, unless a copy of it has begun."""
     query = (
         "UPDATE {s}.copies SET state = 'copied', start_lsn = '0/0', reason = '', published_by = NULL"
-        " WHERE slot_id = $1::int AND source_oid = $2::bigint AND state = 'waiting' AND reason NOT IN ('', $3)"
+        " WHERE slot_id = $1::int AND source_oid = $2::bigint AND state = 'waiting' AND NOT reason = ANY ($3::text[])"
     )
-    await state_rows(conn, schema, "noting a table that a command makes", query, [slot_id, source_oid, PAUSED])
+    values = [slot_id, source_oid, ["", PAUSED, SCHEMA_ONLY]]
+    await state_rows(conn, schema, "noting a table that a command makes", query, values)
 
 
 async def keep_published(conn: Connection, schema: str, slot_id: int, marks: Mapping[int, str]) -> None:

@@ -1,0 +1,233 @@
+"""Columns that the target's rows do not get: everything else of a row is right, and nothing asks for them.
+
+The oracle is SQL on the source. On the target the columns have values of its own, which stay.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import signal
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from parapply import failpoints
+from tests.differential.compare import check_equal
+from tests.differential.ways import random_ways
+from tests.fixtures.fan import make_slot
+from tests.fixtures.plain import FAST
+from tests.fixtures.route import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.databases import Database
+    from tests.fixtures.servers import NewDatabase, ServerPool
+
+#: `big` is out of line; rows of `whole`, found by all of their columns, may be equal on the target.
+_SOURCE = """
+CREATE TABLE item (id int PRIMARY KEY, secret text, v text, big text, kept text);
+ALTER TABLE item ALTER big SET STORAGE EXTERNAL, ALTER kept SET STORAGE EXTERNAL;
+CREATE TABLE account (secret text UNIQUE, id int PRIMARY KEY, email text UNIQUE);
+ALTER TABLE account REPLICA IDENTITY FULL;
+CREATE TABLE whole (secret int, a int, b text);
+ALTER TABLE whole REPLICA IDENTITY FULL;
+INSERT INTO item SELECT n, 's' || n, 'v', repeat(n::text, 3000), repeat(n::text, 3000) FROM generate_series(1, 20) AS n;
+INSERT INTO account SELECT 's' || n, n, 'e' || n FROM generate_series(1, 20) AS n;
+INSERT INTO whole SELECT n, n % 5, 'x' FROM generate_series(1, 20) AS n;
+CREATE PUBLICATION pub FOR ALL TABLES;
+"""
+#: One has the columns with values of its own, one with none, and one has them not.
+_TARGET = """
+CREATE TABLE item (kept text, id int PRIMARY KEY, secret text NOT NULL DEFAULT 'own', v text, big text);
+CREATE TABLE account (id int PRIMARY KEY, email text UNIQUE, secret text);
+CREATE TABLE whole (a int, b text);
+"""
+_OMITS: Mapping[str, str | float] = {
+    'mapping.tables."public.item".omit': "secret,big",
+    'mapping.tables."public.account".omit': "secret",
+    'mapping.tables."public.whole".omit': "secret",
+}
+_COLUMNS = {"item": "id, v, kept", "account": "id, email", "whole": "a, b"}
+#: Streamed while it is in progress.
+_UPSERT = (
+    "INSERT INTO item SELECT n, 's', 'v', repeat('b', 300), 'k' FROM generate_series(1000, 1400) AS n"
+    " ON CONFLICT (id) DO UPDATE SET secret = 'again', v = item.v || '{a}'"
+)
+_TRANSACTIONS = 120
+_MOVES = b"""
+ALTER TABLE whole DROP secret; INSERT INTO whole VALUES (2, 'without'); ALTER TABLE whole ADD secret int DEFAULT 3;
+UPDATE whole SET a = a + 1; INSERT INTO whole (secret, a) VALUES (1, 1)
+"""
+_UNIQUE_VIOLATION = "23505"
+
+
+@pytest.fixture
+def source(source_db: Database) -> Database:
+    """A publisher whose rows have more columns."""
+    source_db.execute(_SOURCE)
+    return source_db
+
+
+@pytest.fixture
+def new_target(server_pool: ServerPool, pg_major: int, new_database: NewDatabase) -> Callable[[], Database]:
+    """Make targets with empty tables."""
+
+    def make() -> Database:
+        target = new_database(server_pool.get("target", pg_major), "target")
+        target.execute(_TARGET)
+        return target
+
+    return make
+
+
+def _check(source: Database, target: Database) -> None:
+    for table, columns in _COLUMNS.items():
+        query = f"SELECT {columns} FROM {table}"
+        check_equal(source.rows(query), target.rows(query), table)
+    assert target.rows("SELECT DISTINCT secret, big FROM item") == [("own", None)]
+    assert target.rows("SELECT DISTINCT secret FROM account") == [(None,)]
+
+
+def _statement(chooser: random.Random) -> str:
+    one, other = chooser.randint(1, 30), chooser.randint(1, 30)
+    text = chooser.choice([
+        "INSERT INTO item VALUES ({a}, 'new', 'new', repeat('{b}', 3000), repeat('{b}', 3000)) ON CONFLICT DO NOTHING",
+        "UPDATE item SET v = 'w{b}' WHERE id BETWEEN {a} AND {b}",
+        "UPDATE item SET secret = secret || '{b}', big = big || 'x' WHERE id > {a}",
+        "UPDATE item SET kept = repeat('{b}', 3000) WHERE id = {a}",
+        "UPDATE item SET id = -id WHERE id IN ({a}, {b}, -{a})",
+        "DELETE FROM item WHERE id = {a}",
+        "INSERT INTO account VALUES ('s{b}', {a}, 'e{b}')",
+        "UPDATE account SET email = 'e{b}' WHERE id = {a}",
+        "UPDATE account SET secret = NULL WHERE id < {a}",
+        "DELETE FROM account WHERE id = {a}",
+        "INSERT INTO whole (secret, a, b) SELECT {b}, {a} % 5, 'x' FROM generate_series(1, 3)",
+        "UPDATE whole SET secret = {b} WHERE a = {a} % 5",
+        "UPDATE whole SET b = 'y{b}' WHERE a = {a} % 5",
+        "DELETE FROM whole WHERE ctid = (SELECT min(ctid) FROM whole WHERE a = {a} % 5)",
+        _UPSERT,
+    ])  # fmt: skip
+    return text.format(a=one, b=other)
+
+
+def _write(source: Database, seed: int) -> None:
+    """Write transactions, some of which fail; amid them the columns go, come again, and get another place."""
+    chooser = random.Random(seed)
+    with source.connect() as connection:
+        for number in range(_TRANSACTIONS):
+            try:
+                with connection.transaction():
+                    for _ in range(chooser.choice((1, 2, 5))):
+                        connection.execute(_statement(chooser).encode())
+            except psycopg.Error as error:
+                if error.sqlstate != _UNIQUE_VIOLATION:
+                    raise
+            if number == _TRANSACTIONS // 2:
+                connection.execute(_MOVES)
+
+
+def test_random_changes(
+    source: Database,
+    new_target: Callable[[], Database],
+    run_command: RunCommand,
+    start_daemon: StartDaemon,
+) -> None:
+    """Copy, stream and verify agree with SQL on the source, in any order, with any number of workers, after a kill."""
+    seed = secrets.randbelow(1_000_000)
+    print(f"seed {seed}")  # noqa: T201  shown where the test fails
+    point = random.Random(seed).choice((failpoints.DML_SENT, failpoints.COMMIT_SENT, failpoints.COMMITTED))
+    routes = []
+    for way in random_ways(seed):
+        settings = {**FAST, "source.decoding_memory_bytes": 65536, **_OMITS, **way.settings}
+        route = Route(source=source, target=new_target(), settings=settings)
+        done = run_command(route, "init", "--copy", "--connections", "2")
+        assert done.returncode == 0, done.stderr
+        _check(source, route.target)
+        routes.append(route)
+    killed = start_daemon(routes[0], environ={"PARAPPLY_FAILPOINT": f"{point}:kill:5"})
+    running = [start_daemon(routes[1])]
+    _write(source, seed)
+    assert killed.exit_code() == -signal.SIGKILL, killed.log_tail()
+    running += [start_daemon(routes[0]), start_daemon(routes[2])]
+    for route, daemon in zip((routes[1], routes[0], routes[2]), running, strict=True):
+        daemon.wait_caught_up()
+        _check(source, route.target)
+        assert route.target.rows("SELECT conflict_type, table_name FROM parapply.conflicts") == []
+    verified = run_command(routes[0], "verify")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_conflicts_replay_and_heal(
+    source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Records of conflicts, replays, overwrites, and what heal brings are without the columns."""
+    policies = {"conflict.insert_exists": "apply_remote", "conflict.update_missing": "skip"}
+    route = Route(source=source, target=new_target(), settings={**FAST, **_OMITS, **policies})
+    assert run_command(route, "init", "--copy").returncode == 0
+    daemon = start_daemon(route)
+    route.target.execute("INSERT INTO item (id, v, secret) VALUES (50, 'local', 'mine'); DELETE FROM item WHERE id = 1")
+    source.execute("INSERT INTO item VALUES (50, 'x', 'remote'); UPDATE item SET v = 'lost', kept = 'k' WHERE id = 1")
+    daemon.wait_caught_up()
+    route.target.wait_until("SELECT count(*) = 2 FROM parapply.conflicts")
+    assert route.target.rows("SELECT v, secret FROM item WHERE id = 50") == [("remote", "mine")]
+    records = route.target.rows("SELECT conflict_id, remote_row::text FROM parapply.conflicts ORDER BY table_name")
+    assert not [text for _, text in records if "secret" in (text or "") or "big" in (text or "")]
+    missing = "SELECT conflict_id FROM parapply.conflicts WHERE conflict_type = 'update_missing'"
+    ((number,),) = route.target.rows(missing)
+    replayed = run_command(route, "conflicts replay", str(number), "--yes")
+    assert replayed.returncode == 0, replayed.stderr
+    assert route.target.rows("SELECT v, kept, secret FROM item WHERE id = 1") == [("lost", "k", "own")]
+    daemon.stop()
+    source.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
+    source.execute("UPDATE item SET v = 'healed', secret = 'new' WHERE id IN (2, 50); DELETE FROM item WHERE id = 3;"
+                   "INSERT INTO item VALUES (77, 's', 'healed'); DELETE FROM whole WHERE a = 0")  # fmt: skip
+    healed = run_command(route, "heal")
+    assert healed.returncode == 0, healed.stdout + healed.stderr
+    assert route.target.rows("SELECT v, secret FROM item WHERE id = 50") == [("healed", "mine")]
+    route.target.execute("UPDATE item SET secret = 'own'")
+    _check(source, route.target)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "omit", "words"),
+    [
+        ("", "id", 'column "id", and public.item has it in its key'),
+        ("", "nosuch", 'column "nosuch", and public.item publishes no such column'),
+        ("ALTER TABLE item ALTER secret DROP DEFAULT", "secret", '"secret" of the target table is NOT NULL'),
+        ("CREATE UNIQUE INDEX more ON item (v, secret)", "secret", '"secret" is part of unique index "more"'),
+        (
+            "ALTER TABLE item DROP CONSTRAINT item_pkey, ADD PRIMARY KEY (id, secret)",
+            "secret",
+            '"secret" is part of the key of the target table',
+        ),
+    ],
+)
+def test_what_cannot_be_left_out_is_refused(  # noqa: PLR0917  the case
+    source: Database,
+    new_target: Callable[[], Database],
+    run_command: RunCommand,
+    start_daemon: StartDaemon,
+    ddl: str,
+    omit: str,
+    words: str,
+) -> None:
+    """`check` and `init` say why, and a daemon that meets such a table applies nothing to it."""
+    settings: Mapping[str, str | float] = {**FAST, 'mapping.tables."public.item".omit': omit}
+    source.execute("CREATE PUBLICATION few FOR TABLE item")
+    route = Route(source=source, target=new_target(), publication="few", settings=settings)
+    route.target.execute(ddl or "SELECT")
+    for command in (("check",), ("init", "--copy")):
+        refused = run_command(route, *command)
+        assert refused.returncode != 0
+        assert words in (refused.stdout + refused.stderr).replace("\n", " ")
+    if ddl:
+        make_slot(route)
+        daemon = start_daemon(route)
+        source.execute("INSERT INTO item VALUES (1000, 's', 'v')")
+        assert daemon.exit_code() != 0
+        assert words.replace('"', '\\"') in daemon.log_tail()
+        assert route.target.rows("SELECT count(*) FROM item") == [(0,)]
