@@ -38,7 +38,7 @@ _DAY: Final = (0.1, 0.2, 0.4, 0.75, 0.3, 0.1, 0.5, 1.0, 0.15, 0.15, 0.3, 0.2)
 #: Twelfth in which the large job runs.
 _NIGHT: Final = 8
 #: Weight of each script; the rest are pgbench's own.
-_WEIGHTS: Final = {"order": 4, "ship": 3, "document": 2, "cleanup": 1}
+WEIGHTS: Final = {"order": 4, "ship": 3, "document": 2, "cleanup": 1}
 _CLIENTS: Final = 4
 _SLOT: Final = "capture"
 _POLL_S: Final = 0.2
@@ -60,7 +60,7 @@ def _write(stage: Stage, seconds: int, rate: int) -> None:
     env = {**stage.source.client_env(BANK), "PGOPTIONS": "-c synchronous_commit=off"}
     stage.source.run("psql", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={_SCRIPTS / 'mixed.schema.sql'}", dbname=BANK)
     stage.source.run("pgbench", "--initialize", "--quiet", "--scale=1", dbname=BANK)
-    scripts = [f"--file={_SCRIPTS / f'mixed.{name}.sql'}@{weight}" for name, weight in _WEIGHTS.items()]
+    scripts = [f"--file={_SCRIPTS / f'mixed.{name}.sql'}@{weight}" for name, weight in WEIGHTS.items()]
     each_s = max(seconds // len(_DAY), 1)
     for index, part in enumerate(_DAY):
         command = [

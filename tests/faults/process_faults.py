@@ -54,7 +54,11 @@ def kill_at(run: Round, point: str, passage: int = 1) -> None:
         run.daemon.wait_for_event("source_connected", WAIT_S)
         run.work()
         run.daemon.send(signal.SIGTERM)
-    killed(run)
+    try:
+        killed(run)
+    except AssertionError as error:
+        error.add_note(f"point {point}, passage {passage}")
+        raise
 
 
 @fault("F1", "daemon killed (-9) at named points")

@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from bench.capture_mixed import WEIGHTS
 from bench.catchup import Turn
 from bench.command import bench
 from bench.figures import figures
@@ -181,7 +182,7 @@ def test_a_plot_is_small_and_says_what_the_table_says(tmp_path: Path) -> None:
 
 
 def test_every_workload_has_its_scripts() -> None:
-    """A workload of our own has its scripts, and each script has its workload."""
+    """A workload of our own has its scripts, and each script has its workload, but for the mixed capture."""
     scripts = ROOT / "bench" / "scripts"
     wanted = {
         f"{workload.stem}.{part}.sql"
@@ -189,6 +190,7 @@ def test_every_workload_has_its_scripts() -> None:
         if workload.stem
         for part in ("schema", "load", *["beside"] * workload.has_beside)
     }
+    wanted |= {f"mixed.{part}.sql" for part in ("schema", "night", *WEIGHTS)}
     assert {file.name for file in scripts.iterdir()} == wanted
 
 
