@@ -147,7 +147,7 @@ _NOTES = _Kind(
     "notes",
     """
     CREATE TABLE note (
-        client int, word text, price numeric, tags text[], twice int GENERATED ALWAYS AS (client * 2) STORED
+        client int, word text, price numeric, tags text[]
     );
     ALTER TABLE note REPLICA IDENTITY FULL;
     """,

@@ -326,8 +326,9 @@ class CutoverLook:
             found.append(
                 SourceRefused(
                     f"a publication of the target would break UPDATE and DELETE there: {fence.few(without)} have no"
-                    " replica identity",
-                    hint="make their primary keys, or ALTER TABLE ... REPLICA IDENTITY FULL, on the target",
+                    " replica identity that can be published",
+                    hint="make their primary keys on the target, or ALTER TABLE ... REPLICA IDENTITY FULL if they have"
+                    " no generated columns",
                 )
             )
         found += await self.findings_of_back()

@@ -45,6 +45,8 @@ ORIGIN_SINCE: Final = 160000
 AGAIN: Final = "give the same command again once everything is taken back: it takes them in"
 _OPERATIONS: Final = frozenset({"insert", "update", "delete", "truncate"})
 
+#: From 18 on UPDATE and DELETE fail where the identity has a generated column that is not published
+#: (execReplication.c, CheckCmdReplicaIdentity).
 _WITHOUT_IDENTITY: Final = """
 SELECT DISTINCT w.schema_name || '.' || w.table_name
   FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)
@@ -54,6 +56,13 @@ SELECT DISTINCT w.schema_name || '.' || w.table_name
   JOIN pg_catalog.pg_class AS c ON c.oid = COALESCE(p.relid, named.oid) AND c.relkind = 'r'
  WHERE c.relreplident = 'n' OR (c.relreplident = 'd' AND NOT EXISTS (
        SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid))
+    OR (pg_catalog.current_setting('server_version_num')::int >= 180000 AND EXISTS (
+       SELECT FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> ''
+          AND (c.relreplident = 'f' OR EXISTS (
+              SELECT FROM pg_catalog.pg_index AS i
+               WHERE i.indrelid = c.oid AND a.attnum = ANY (i.indkey)
+                 AND CASE WHEN c.relreplident = 'd' THEN i.indisprimary ELSE i.indisreplident END))))
  ORDER BY 1"""
 
 
