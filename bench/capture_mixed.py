@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from rich.console import Console
@@ -101,8 +101,7 @@ def command(folder: Path, seconds: int, rate: int, bindir_source: Path | None) -
             )  # fmt: skip
     except ParapplyError as error:
         raise click.ClickException(str(error)) from error
-    found: Any = sum(path.stat().st_size for path in folder.iterdir())
-    console.print(f"{found:,} bytes")
+    console.print(f"{sum(path.stat().st_size for path in folder.iterdir()):,} bytes")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m bench.micro.decoders`: CPU of a publisher whose backlog several sessions decode, each a range of its own.
+"""`python -m bench.micro.decoders`: CPU of a publisher whose backlog several sessions decode, each a range each.
 
 Transactions of one change are written, and the publisher logs its running transactions many times. Ranges
 begin at these points, because decoding begins there too. Each of k readers has a copy of the slot that was advanced to
@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -97,17 +97,11 @@ class _Backlog:
         server.execute("SELECT pg_create_logical_replication_slot('base', 'pgoutput')")
         first = self._here()
         each = transactions // _CLIENTS
-        writers = [
-            threading.Thread(
-                target=self._write, args=(f"CALL {shape}({at * each}, {(at + 1) * each - 1})",), name=shape
-            )
-            for at in range(_CLIENTS)
-        ]
-        for writer in writers:
-            writer.start()
         self.points: list[str] = []
-        with psycopg.connect(server.dsn(), autocommit=True) as connection:
-            while any(writer.is_alive() for writer in writers):
+        with ThreadPoolExecutor(_CLIENTS) as pool, psycopg.connect(server.dsn(), autocommit=True) as connection:
+            calls = [f"CALL {shape}({at * each}, {(at + 1) * each - 1})" for at in range(_CLIENTS)]
+            writers = [pool.submit(self._write, call) for call in calls]
+            while not all(writer.done() for writer in writers):
                 ((written,),) = connection.execute(
                     "SELECT sum(xact_commit) FROM pg_stat_database WHERE datname = current_database()"
                 ).fetchall()
@@ -116,7 +110,7 @@ class _Backlog:
                     self.points.append(lsn)
                 time.sleep(0.05)
         for writer in writers:
-            writer.join()
+            writer.result()
         ((last,),) = server.execute("SELECT pg_logical_emit_message(true, 'parapply bench', '')::text")
         self.end_lsn = str(last)
         ((wal_bytes,),) = server.execute(f"SELECT ('{last}'::pg_lsn - '{first}'::pg_lsn)::int8")

@@ -383,6 +383,8 @@ def test_what_would_fail_is_refused_before_anything_is_made(
     assert "still to run" not in looked.stderr
     ((is_broken,),) = ends.target.rows("SELECT current_setting('server_version_num')::int >= 180000")
     assert ("public.item have no replica identity" in looked.stderr) is is_broken
+    ends.target.execute("ALTER TABLE item REPLICA IDENTITY DEFAULT")
+    assert "no replica identity" not in ends.run("--dry-run").stderr
     ends.target.execute("ALTER TABLE item REPLICA IDENTITY DEFAULT; CREATE PUBLICATION pub_back FOR TABLE item")
     assert "the publication of the way back leaves out public.evt" in ends.run("--dry-run").stderr
     for part in ("evt WHERE (n > 0)", "evt (n)"):

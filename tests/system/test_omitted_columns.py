@@ -1,6 +1,6 @@
 """Columns that the target's rows do not get: everything else of a row is right, and nothing asks for them.
 
-The oracle is SQL on the source. On the target the columns have values of its own, which stay.
+The oracle is SQL on the source. On the target the columns have the target's own values, which stay.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INSERT INTO account SELECT 's' || n, n, 'e' || n FROM generate_series(1, 20) AS 
 INSERT INTO whole SELECT n, n % 5, 'x' FROM generate_series(1, 20) AS n;
 CREATE PUBLICATION pub FOR ALL TABLES;
 """
-#: One has the columns with values of its own, one with none, and one has them not.
+#: One has the columns with its own values, one with none, and one lacks them.
 _TARGET = """
 CREATE TABLE item (kept text, id int PRIMARY KEY, secret text NOT NULL DEFAULT 'own', v text, big text);
 CREATE TABLE account (id int PRIMARY KEY, email text UNIQUE, secret text);

@@ -33,7 +33,7 @@ class Arrivals(NamedTuple):
     part_lsn: int  # end of the transaction with which as many had come as were asked for; else of the capture
 
     def late(self, seconds: float) -> Late:
-        """Return how late they would be if all of them took so many seconds, each as long as the others."""
+        """Return how late they would be if all took these seconds together, with the same time for each change."""
         queue, change_us = Queue(), seconds * 1e6 / max(1, self.n_changes)
         for arrival_us, number in zip(self.times_us, self.counts, strict=True):
             queue.take(arrival_us, number * change_us)

@@ -327,8 +327,8 @@ class CutoverLook:
                 SourceRefused(
                     f"a publication of the target would break UPDATE and DELETE there: {fence.few(without)} have no"
                     " replica identity that can be published",
-                    hint="make their primary keys on the target, or ALTER TABLE ... REPLICA IDENTITY FULL if they have"
-                    " no generated columns",
+                    hint="on the target make their primary keys and ALTER TABLE ... REPLICA IDENTITY DEFAULT, or FULL"
+                    " if they have no generated columns",
                 )
             )
         found += await self.findings_of_back()

@@ -197,8 +197,8 @@ class Durability:
     def reads_ranges(self, now_s: float) -> None:
         """Note that no stream is read: a range is decoded whole before its first byte comes.
 
-        The monitor's question shows whether the publisher lives: its silence counts from the oldest one without an
-        answer. Only one way through a network or a proxy may be dead, so TCP's keep-alives do not show it.
+        The monitor's question shows whether the publisher lives, so its silence counts from the one without an answer.
+        TCP's keep-alives do not show it, because a proxy in between answers them.
         """
         asked_s = self.state.unanswered_since_s
         self._streaming_since_s = now_s if asked_s is None else asked_s

@@ -72,7 +72,7 @@ class EngineState:
         self.lag_s: float | None = None
         #: Time of that check.
         self.looked_s = now_s
-        #: Time of its question to the publisher that has no answer yet. None: all are answered. Read by `Progress`.
+        #: Time of its question to the publisher that has no answer yet. None: all are answered. Read by `Durability`.
         self.unanswered_since_s: float | None = None
         # The stall check:
         #: Begin of the longest wait of a batch for foreign sessions, and their description; None: none waits.

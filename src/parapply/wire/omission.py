@@ -43,7 +43,7 @@ class Omission:
             columns_of: names of the columns to leave out, by schema and table.
         """
         self._columns_of = columns_of
-        #: Positions to leave out, by the publisher's OID of the relations that have some.
+        #: Positions to leave out, perhaps none, by the publisher's OID of the relation.
         self._positions: dict[int, frozenset[int]] = {}
         #: Positions of all relations that transactions in progress have announced, by their xid.
         self._streamed: dict[int, dict[int, frozenset[int]]] = {}
