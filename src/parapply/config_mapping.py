@@ -64,6 +64,11 @@ class MappingConfig(msgspec.Struct, frozen=True):
         found = self.schemas.get(schema)
         return (found.name or schema if found else schema), table
 
+    @property
+    def has_constants(self) -> bool:
+        """Return whether the rows of a table have values in columns which only the target has."""
+        return any(place.constants for places in (self.tables, self.schemas) for place in places.values())
+
     def constants_of(self, name: tuple[str, str]) -> Mapping[str, str]:
         """Return the values that a table's rows have in columns which only the target has."""
         found = self.tables.get(".".join(name)) or self.schemas.get(name[0])

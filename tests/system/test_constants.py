@@ -71,6 +71,7 @@ _MAPPING = {
     for key, value in {"schema": "public", "set.tenant": str(number)}.items()
 }
 _TRANSACTIONS = 150
+_TARGET_REFUSED = 4
 #: Errors that an application lives with: unique_violation, foreign_key_violation.
 _REFUSALS = frozenset({"23505", "23503"})
 
@@ -277,6 +278,33 @@ def test_what_could_meet_rows_of_others_is_refused(  # noqa: PLR0917  the case
     checked = run_command(Route(source=source, target=target, publication="few", settings={**few, **settings}), "check")
     assert checked.returncode != 0
     assert words in checked.stdout + checked.stderr
+
+
+def test_a_slot_without_constants_keeps_out(
+    source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Its TRUNCATE would empty the table: `check`, `init` and a daemon name the slot that writes there with `set`."""
+    own = {'mapping.schemas."t1".schema': "public", 'mapping.schemas."t1".set.tenant': "1"}
+    source.execute("CREATE PUBLICATION one FOR TABLE t1.item; CREATE PUBLICATION two FOR TABLE t2.item")
+    first = Route(source=source, target=new_target(), publication="one", settings={**FAST, **own})
+    assert run_command(first, "init", "--copy").returncode == 0
+    second = Route(
+        source=source, target=first.target, publication="two",
+        settings={**FAST, 'mapping.schemas."t2".schema': "public"},
+    )  # fmt: skip
+    words = f"target table public.item has rows of slot '{first.slot}' with constants, and rows of t2.item would"
+    for command in (("check",), ("init",)):
+        refused = run_command(second, *command)
+        assert words in " ".join((refused.stdout + refused.stderr).split())
+        assert refused.returncode == _TARGET_REFUSED
+    daemon = start_daemon(first)
+    make_slot(second)
+    source.execute("TRUNCATE t2.item")
+    stopped = start_daemon(second)
+    assert stopped.exit_code() == _TARGET_REFUSED
+    assert words in stopped.log_tail()
+    daemon.wait_caught_up()
+    assert first.target.rows("SELECT count(*) FROM item WHERE tenant = 1") == [(20,)]
 
 
 def test_a_daemon_stops_before_rows_of_others(

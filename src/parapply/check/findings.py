@@ -110,6 +110,7 @@ class Code(StrEnum):
     IDENTITY_ALWAYS = "identity_always"
     # The configuration, and the machine of the daemon.
     SETTING_WITHOUT_TABLE = "setting_without_table"
+    TABLE_SHARED = "table_shared"
     SCHEMA_ONLY = "schema_only"
     SCHEMA_ONLY_UNKNOWN = "schema_only_unknown"
     SPILL_DIR = "spill_dir"

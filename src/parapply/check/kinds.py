@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from parapply import sharing
 from parapply.check.findings import Code, End, Severity
 
 if TYPE_CHECKING:
@@ -328,6 +329,11 @@ KINDS: Final[Mapping[Code, Kind]] = {
     Code.SETTING_WITHOUT_TABLE: Kind(
         _D, _WARNING, "the setting has no effect, and the table that it was meant for has the common one",
         "correct the name, or publish the table; a partition that is published separately has its own name",
+    ),
+    Code.TABLE_SHARED: Kind(
+        _T, _REFUSED,
+        "a TRUNCATE on the publisher would also delete the other slot's rows, and changes could find them",
+        sharing.HINT,
     ),
     Code.SCHEMA_ONLY: Kind(
         _S, _NOTE, "mapping.schema_only leaves the table's rows out of copy, stream and verify",

@@ -14,6 +14,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
+from parapply import sharing
 from parapply.check.findings import Code, End, Finding, Severity
 from parapply.check.kinds import KINDS
 from parapply.check.rulings import ProviderEnd, Ruling, Status, rulings, with_fixes
@@ -205,20 +206,13 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
         is_known=is_known,
     )
     plans, of_tables = await read_tables(ends.target, config, source, wanted)
-    published = [*source.schema_only, *[relation.qualified_name for relation in source.relations]]
-    of_settings = [
-        Finding(code=code, object=section, found=what)
-        for code, unknown in (
-            (Code.SETTING_WITHOUT_TABLE, settings_without_table(config, published)),
-            (Code.SCHEMA_ONLY_UNKNOWN, config.mapping.schema_only_unknown(published)),
-        )
-        for section, what in unknown.items()
-    ]
+    of_sharing = [] if of_state else await _of_sharing(ends.target, config, source, known)
     findings = [
         *of_source,
         *findings_of_target(there, config, source),
         *of_tables,
-        *of_settings,
+        *_of_settings(config, source),
+        *of_sharing,
         *findings_of_machine(config),
     ]
     places = _places(ends, options, source.server, there.server)
@@ -234,6 +228,30 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
         plans=tuple(plans),
         rulings=tuple(ruling for place in places for ruling in rulings(place, findings, config)),
     )
+
+
+def _of_settings(config: Config, source: SourceSide) -> list[Finding]:
+    """Return the settings that name a table which is not published."""
+    published = [*source.schema_only, *[relation.qualified_name for relation in source.relations]]
+    return [
+        Finding(code=code, object=section, found=what)
+        for code, unknown in (
+            (Code.SETTING_WITHOUT_TABLE, settings_without_table(config, published)),
+            (Code.SCHEMA_ONLY_UNKNOWN, config.mapping.schema_only_unknown(published)),
+        )
+        for section, what in unknown.items()
+    ]
+
+
+async def _of_sharing(
+    target: settings.Connection, config: Config, source: SourceSide, known: state.SlotState | None
+) -> list[Finding]:
+    """Return the tables in which only rows of other slots have constants."""
+    if not await state.has_schema(target, config.target.state_schema):
+        return []
+    taken = await sharing.others(target, config.target.state_schema, known.slot_id if known else 0)
+    names = [relation.full_name for relation in source.relations]
+    return [Finding(code=Code.TABLE_SHARED, found=found) for found in sharing.problems(config, names, taken)]
 
 
 def _places(ends: Connections, options: CheckOptions, source: Server, target: Server) -> list[ProviderEnd]:

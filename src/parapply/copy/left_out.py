@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from parapply import continuity
+from parapply import continuity, sharing
 from parapply.printable import printable
 from parapply.target.state import copies
 from parapply.wire.ddl_queue import QUEUE
@@ -37,11 +37,12 @@ def say_schema_only(known: Copies) -> None:
 
 
 async def note(config: Config, ends: Connections, slot_id: int) -> None:
-    """Have the state of a new slot say which tables' rows are left out, and report it.
+    """Have the state of a new slot say which tables' rows are left out and where they have constants; report the first.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
     """
+    await sharing.claim(ends.source, ends.target, config, slot_id)
     known = await copies.load(ends.target, config.target.state_schema, slot_id)
     say_schema_only(await continuity.leave_out(ends.source, ends.target, config, slot_id, known))
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 from psycopg import sql
 
-from parapply import __version__, connect, continuity, failpoints
+from parapply import __version__, connect, continuity, failpoints, sharing
 from parapply.config import SAME_ROLE, settings_without_table
 from parapply.conflict.rules import Rules
 from parapply.errors import ParapplyError, SlotBusy, TargetLost, TargetRefused
@@ -156,6 +156,7 @@ class Connector:
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
             known = await copies.load(control, self._config.target.state_schema, slot_id)
+            await sharing.claim(source, control, self._config, slot_id)
             known = await continuity.leave_out(source, control, self._config, slot_id, known)
             two_phase = self._config.source.two_phase and known.is_settled(found.low_lsn)
             streaming = self._streaming(source_facts)
