@@ -29,7 +29,7 @@ PYTHON ?= $(eval PYTHON := $$(shell for p in python3.11 python3.12 python3.13 py
 	"$$$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$$$p"; break; }; done))$(PYTHON)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore -c constraints.txt
 
-.PHONY: help venv java postgres lint fmt test test-unit demo bench report faults simulate soak dist dist-test deb deb-test image-test docs clean
+.PHONY: help venv java postgres lint fmt test test-all test-unit demo bench report faults simulate soak dist dist-test deb deb-test image-test docs clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
@@ -106,7 +106,7 @@ fmt: venv ## format and fix what ruff can fix
 BEGAN := $(if $(filter test,$(MAKECMDGOALS)),$(shell date +%s))
 # All three at once, because most tests wait more than they compute. What runs beside the tests is printed after them. Where
 # nothing is compiled yet one process does it, and not all at the same time. A few failures are repeated alone, and named.
-test: venv java postgres ## lint, all tests, and the hot path's once more interpreted if it is compiled
+test: venv java postgres ## lint, the tests that have their turn, and the hot path's once more interpreted
 	@beside=$$(mktemp -d); trap 'kill $$(jobs -p) 2>/dev/null || true; rm -rf "$$beside"' EXIT; \
 	echo "prepared in $$(( $$(date +%s) - $(BEGAN) )) s" >"$$beside/times"; \
 	timed() { local began=$$SECONDS code=0; "$${@:2}" || code=$$?; echo "$$1 $$((SECONDS - began)) s" >>"$$beside/times"; return $$code; }; \
@@ -125,6 +125,9 @@ test: venv java postgres ## lint, all tests, and the hot path's once more interp
 		echo "== $${names[n]}: $$result"; cat "$$beside/$${names[n]}"; done; \
 	echo "== times: $$(paste -sd, "$$beside/times")"; \
 	exit $$code
+
+test-all: export PYTEST_ADDOPTS += --every-variant
+test-all: test ## the same with every test, half an hour
 
 # Fewer random examples, and nothing that takes seconds (a site, plots, every source read, broken engines): the loop of a change.
 test-unit: venv ## the quick tests that need no server, 20 seconds

@@ -32,11 +32,14 @@ _HEAD: Final = """\
 | `packaging` | what is given away: archives, packages, manifests |
 | `fixtures` | servers, databases, daemons, proxies, and models that tests compare with |
 
-`make test` runs all, `make test-unit` quick ones, no server, `pytest tests/system/test_kill.py` one file. Servers
-keep their files in memory where there is room for them, and are copies of one, so that initdb runs once for a version.
-A target has the state schema already, unless its test is marked `bare_target`. Tests that a machine cannot run are left
-out, and the last lines say so. Of the variants of a test that take turns (`in_turn`) the seed that a run prints chooses
-one; `--every-variant` runs all, and the tests marked `long`.
+`make test` runs what has its turn, `make test-unit` quick ones, no server, `pytest tests/system/test_kill.py` one file.
+Servers keep their files in memory where there is room for them, and are copies of one, so that initdb runs once for a
+version. A target has the state schema already, unless its test is marked `bare_target`. Tests that a machine cannot run
+are left out, and the last lines say so.
+
+The seed that a run prints chooses what has its turn: one of the variants of a test that are marked `in_turn`, and of
+the files in `system` and `analysis` those marked `each_session` and one in three of the others. A run that names files
+runs them. `--every-variant` runs all, and the tests marked `long`.
 
 ## Where the tests of a rule are
 

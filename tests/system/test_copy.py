@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
+pytestmark = pytest.mark.each_session
+
 _COPIED = "SELECT state, count(*) FROM parapply.copies GROUP BY 1 ORDER BY 1"
 
 

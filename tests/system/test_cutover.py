@@ -351,7 +351,9 @@ def test_what_would_fail_is_refused_before_anything_is_made(
     plain = Route(source=ends.source, target=ends.target, slot=ends.ahead.slot, settings=FAST)
     # As after `init --copy`, with a table that was published later and has had no change since.
     ends.source.execute("INSERT INTO item VALUES (1, 1)")
-    ends.target.execute("UPDATE parapply.slots SET copies_only = true; ALTER TABLE item REPLICA IDENTITY NOTHING")
+    ends.target.execute(
+        "UPDATE parapply.slots SET copies_only = true, reason = 'of a fleet'; ALTER TABLE item REPLICA IDENTITY NOTHING"
+    )
     # As after a CREATE INDEX CONCURRENTLY of the publisher that the daemon has not run yet.
     ends.target.execute(
         "INSERT INTO parapply.ddl (slot_id, commit_lsn, number, tag, command, source_role, outcome)"
@@ -364,7 +366,7 @@ def test_what_would_fail_is_refused_before_anything_is_made(
         session.execute("ROLLBACK PREPARED 'left'")
     assert refused.returncode in REFUSED.values()
     for line in (
-        "no daemon applies slot",
+        f"no daemon applies slot '{plain.slot}'; the last one ended: of a fleet",
         "1 transactions are prepared: left",
         f'GRANT "{FENCER}" TO "{SOURCE_ROLE}"',
         f'GRANT pg_signal_backend TO "{SOURCE_ROLE}"',

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from tests.fixtures.servers import ServerOf
 
+pytestmark = pytest.mark.each_session
+
 _SEEDS_VARIABLE = "PARAPPLY_TEST_SEEDS"
 #: Consecutive seeds draw every kind of table; the first one differs from run to run.
 _N_CASES = 1

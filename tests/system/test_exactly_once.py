@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tests.fixtures.route import Route
     from tests.fixtures.servers import OwnServers
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.each_session]
 
 _LOOKS = 20
 _SAMPLES = 5

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.fixtures.daemon import Daemon, StartDaemon
     from tests.fixtures.databases import Database
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.each_session]
 
 _TARGET_REFUSED = 4
 # Transactions are what costs here, and what is shown happens between two of them.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from parapply.plan.table import TableFacts
     from tests.fixtures.daemon import RunCommand
 
+pytestmark = pytest.mark.each_session
+
 __all__ = ["mallory"]
 
 _TRIGGER = """

@@ -23,7 +23,7 @@ from parapply.source import refusals, slot
 from parapply.source.slot import source_errors
 from parapply.target.session import lease, prepared
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state import commands, copies
+from parapply.target.state import commands, copies, display
 from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState
 
@@ -180,8 +180,12 @@ class CutoverLook:
         facts = await slot.inspect(ahead.source, forward.source.slot)
         found: list[ParapplyError] = []
         if not any(holder.is_leader for holder in await lease.holders(ahead.target, self._slot_id)):
+            why = await display.reason(ahead.target, schema, self._slot_id)
+            ended = f"; the last one ended: {why}" if why else ""
             found.append(
-                TargetRefused(f"no daemon applies slot {forward.source.slot!r}", hint="start `parapply run`, and wait")
+                TargetRefused(
+                    f"no daemon applies slot {forward.source.slot!r}{ended}", hint="start `parapply run`, and wait"
+                )
             )
         known = await state.load(ahead.target, schema, forward.source.slot, facts.system_identifier)
         copied = await copies.load(ahead.target, schema, self._slot_id)

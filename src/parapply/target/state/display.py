@@ -13,7 +13,7 @@ import psycopg
 from psycopg.types.json import Json
 
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import gone, in_schema, lsn_text
+from parapply.target.state.schema import gone, in_schema, lsn_text, state_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +93,17 @@ async def set_state(conn: Connection, schema: str, slot_id: int, state: str, rea
     with target_errors("writing the daemon's state"):
         if not await rows(conn, query, [slot_id, state, reason]):
             raise gone(slot_id)
+
+
+async def reason(conn: Connection, schema: str, slot_id: int) -> str:
+    """Return why the daemon is in its state; empty: it said nothing.
+
+    Raises:
+        TargetRefused, TargetLost: the state could not be read.
+    """
+    query = "SELECT reason FROM {s}.slots WHERE slot_id = $1::int"
+    found = await state_rows(conn, schema, "reading the daemon's state", query, [slot_id])
+    return str(found[0][0]) if found else ""
 
 
 async def write_daemon(conn: Connection, schema: str, slot_id: int, daemon: DaemonRow) -> None:
