@@ -40,7 +40,7 @@ _STOP_S = 40.0
 _LOOK_S = 10.0
 _POLL_S = 0.02
 #: Hints that are followed before it counts that they lead nowhere.
-_MOST_HINTS = 6
+_MOST_HINTS = 20
 _ALTERED = re.compile(r"a publication was altered, and .* is missing: (.*?)\. Hint: ")
 _LSN = re.compile(r"parapply skip --lsn ([0-9A-F]+/[0-9A-F]+)|(?:LSN|lsn) ([0-9A-F]+/[0-9A-F]+)")
 #: Hints that end in a new slot and another copy.
@@ -371,6 +371,8 @@ class World:
             done = self.init("--truncate")
         if done.returncode and self.trust(done.stderr):
             done = self.init("--truncate")
+        if done.returncode and "`parapply check` names what differs" in done.stderr and self._add_labels():
+            done = self.init("--truncate")
         if done.returncode and re.search("table_missing|columns_refused", done.stderr):
             # Objects that commands of the queue would have made, also where they had renamed the schema.
             self.on_target("DROP SCHEMA IF EXISTS public CASCADE; CREATE SCHEMA public")
@@ -379,6 +381,12 @@ class World:
         if done.returncode:
             raise Violation(f"`drop`, then `init --copy --truncate` is refused: {done.stderr}")
         self.dirty.clear()
+
+    def _add_labels(self) -> bool:
+        """Add labels that commands of the queue would have given, as `check` says; return whether one was missing."""
+        findings = json.loads(self.command("check", "--json").stdout)["findings"]
+        fixes = [one["fix"] for one in findings if one["code"] == "enum_labels"]
+        return bool(fixes) and len([fix for fix in fixes if self.on_target(fix)]) == len(fixes)
 
     def init(self, *options: str) -> subprocess.CompletedProcess[str]:
         """Make the slot and copy."""

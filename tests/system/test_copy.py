@@ -5,6 +5,7 @@ The bank's checks see a row that is lost or there twice, and a transaction in pa
 
 from __future__ import annotations
 
+import json
 import signal
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
@@ -131,3 +132,23 @@ def test_transactions_stay_prepared_across_the_copy(
     daemon.stop()
     check_equal(bank, "acct", "xfer", "evt")
     assert bank.target.rows("SELECT txid FROM evt ORDER BY 1") == [(0,), (1,), (3,)]
+
+
+def test_a_row_that_the_target_does_not_take_leads_to_check(
+    source_db: Database, target_db: Database, run_command: RunCommand
+) -> None:
+    """The refusal names `check`; its SQL, run as it stands, lets the same command go on."""
+    for database, labels in ((source_db, "'a', 'it''s'"), (target_db, "'a'")):
+        database.execute(f"CREATE TYPE label AS ENUM ({labels}); CREATE TABLE item (id int PRIMARY KEY, k label)")
+    source_db.execute("INSERT INTO item VALUES (1, 'it''s'); CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    refused = run_command(route, "init", "--copy")
+    assert refused.returncode == 4
+    assert "invalid input value for enum" in refused.stderr
+    assert "Hint: `parapply check` names what differs on the target; tables that are complete stay" in refused.stderr
+    findings = json.loads(run_command(route, "check", "--json").stdout)["findings"]
+    (fix,) = [one["fix"] for one in findings if one["code"] == "enum_labels"]
+    target_db.execute(fix)
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    check_equal(route, "item")

@@ -192,13 +192,15 @@ class CapturedStream:
         return self._held_bytes
 
     async def position(self) -> SourcePosition:
-        """Return where a publisher would be now."""
+        """Return where a publisher would be now: without a pace it has written everything from the beginning."""
         now_us = self._arrived_us or time.time_ns() // 1000
         if self._begun_s and self._read.speed < float("inf"):
             now_us = self._begun_us + int((self._loop.time() - self._begun_s) * self._read.speed * 1e6)
         clock_us = now_us - POSTGRES_EPOCH_US
+        has_all = self._read.speed == float("inf") and not self._has_ended
+        flush_lsn = max(self._given_lsn, self._read.until_lsn) if has_all else self._given_lsn
         return SourcePosition(
-            clock_us=clock_us, passed_us=clock_us, flush_lsn=self._given_lsn, insert_lsn=self._given_lsn,
+            clock_us=clock_us, passed_us=clock_us, flush_lsn=flush_lsn, insert_lsn=self._given_lsn,
             standby_names="", timeline=1,
         )  # fmt: skip
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 #: Seconds between two checks whether the daemon knows of the copy, and after which a message says what is waited for.
 _POLL_S = 0.02
 _PATIENCE_S = 3.0
+_DIFFERS = "`parapply check` names what differs on the target"
 
 
 class CopyOptions(LoadOptions, frozen=True, kw_only=True):
@@ -509,7 +510,8 @@ async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
         try:
             await slot_guard.guarded(config, slot_id, load.run(tables, snapshot))
         except ParapplyError as error:
-            error.hint = "; ".join([text for text in (error.hint, IS_LEFT) if text])
+            own = error.hint or (_DIFFERS if isinstance(error, TargetRefused) else "")
+            error.hint = "; ".join([text for text in (own, IS_LEFT) if text])
             raise
     failpoints.probe(failpoints.COPY_DONE)
     click.echo(f"copied {len(tables)} tables: {bar.summary()}")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
 import pytest
 
 from parapply.capture.arrivals import Arrivals
 from parapply.capture.lateness import Late, Lateness
-from parapply.capture.stream import After
+from parapply.capture.stream import After, CapturedStream, Read
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
 from parapply.wire.assembler import Assembler
 from parapply.wire.messages import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamCommit, StreamPrepare
 from tests.fixtures.recorded import STREAMS, frames_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _ENDS = (CommitPrepared, Prepare, RollbackPrepared, StreamCommit, StreamPrepare)
 
@@ -57,6 +64,24 @@ def test_every_announcement_stays(name: str) -> None:
     *_, latest = _read(After(last, is_parallel=True).take([*frames, *more]))
     there = {one for one in latest.changes if isinstance(one, Relation)}
     assert {one.full_name for one in there} == {one.full_name for one in known}
+
+
+@pytest.mark.parametrize(("speed", "flush_lsn"), [(1.0, 10), (math.inf, 90)])
+async def test_a_replay_without_a_pace_is_behind_all_of_the_capture(
+    tmp_path: Path, speed: float, flush_lsn: int
+) -> None:
+    """So its report names the reader where that limits; with a pace what is not due yet is not late."""
+    read = Read(folder=tmp_path, places=(), is_parallel=True, speed=speed, until_lsn=90)
+    stream = CapturedStream(read, Lateness(is_paced=speed == 1.0))
+    stream.begin(10)
+    assert (await stream.position()).flush_lsn == flush_lsn
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(stream.run())
+        at_hand = asyncio.Event()
+        stream.resume_reading(at_hand.set)
+        await at_hand.wait()
+        reading.cancel()
+    assert (await stream.position()).flush_lsn == 10
 
 
 def test_lateness_of_a_pace_is_the_time_since_it_was_due() -> None:
