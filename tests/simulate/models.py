@@ -40,7 +40,7 @@ class RowApplying(Applying):
         try:
             for change in self._changes(work) if work is not None else ():
                 yield from self._locked(worker, change)
-                self._apply_change(worker, change, work)
+                self.tables.apply(worker, change)
         except Refused as error:
             worker.in_statement = False
             if work is not None and work.is_alone:
@@ -52,16 +52,6 @@ class RowApplying(Applying):
         self._check_cancelled(worker)
         if self.p_fail and self._draws.chance(self.p_fail):
             raise Failed(is_again=self._draws.chance(0.5))
-
-    def _apply_change(self, worker: Worker, change: Change, work: Work | None) -> None:
-        try:
-            self.tables.apply(worker, change)
-        except Refused:
-            if work is None or not work.is_alone or not self.state.is_relaxed:
-                raise
-            # A known limit: what a batch undoes itself keeps no parent and no value from batches that pass it, so row
-            # by row it meets a conflict. Left out it leaves the same rows.
-            self.seen["refused at the head in relaxed order"] += 1
 
     def _locked(self, worker: Worker, change: Change) -> Steps:
         while (other := self.tables.blocker(worker, change)) is not None:
