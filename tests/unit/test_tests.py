@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from tests.fixtures.rotation import choose
+from tests.fixtures.rotation import choose, waiting
 from tests.readme import README, document, table
 
 _UNIT: Final = Path(__file__).parent
@@ -73,6 +73,15 @@ def test_the_table_of_rules_names_files_that_test_them() -> None:
     assert {number: files - set(there[number]) for number, files in shown.items() if files - set(there[number])} == {}
     assert [number for number, files in there.items() if files and not shown[number]] == []
     assert text.partition("\n| rule ")[0] == document().partition("\n| rule ")[0]
+
+
+def test_every_file_has_its_turn() -> None:
+    """A file that waits in two sessions runs in the next, and the parts are as large as each other."""
+    paths = {Path(f"test_{name}.py") for name in range(31)}
+    parts = [paths - waiting(seed, paths) for seed in (7, 8, 9)]
+    assert set().union(*parts) == paths
+    assert sum(map(len, parts)) == len(paths)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_every_variant_has_its_turn() -> None:
