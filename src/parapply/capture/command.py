@@ -60,11 +60,11 @@ class CaptureOptions(NamedTuple):
     """How to capture."""
 
     folder: Path
-    kept_slot: str | None  # None: a temporary one
     is_redacted: bool
     limits: CaptureLimits
     for_s: float  # infinity: until it is stopped
-    until_lsn: int | None
+    kept_slot: str | None = None  # None: a temporary one
+    until_lsn: int | None = None
 
 
 def capture(config: Config, options: CaptureOptions) -> None:
