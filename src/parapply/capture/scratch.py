@@ -67,11 +67,6 @@ _FIRST_OF_USERS: Final = 16384
 def shapes_of(folder: Path, places: Sequence[CapturedBlock], *, without: str) -> Shapes:
     """Return the tables of a capture, each with all columns that it had at any time.
 
-    Args:
-        folder: of the capture.
-        places: of its blocks.
-        without: a schema to leave out.
-
     Raises:
         CaptureRefused: a table was renamed, or a column has got another type.
     """
@@ -160,13 +155,6 @@ class Scratch:
     """The database. Used between two runs only."""
 
     def __init__(self, conn: settings.Connection, schema: str, found: Shapes) -> None:
-        """Keep the session, and what is to be in the database.
-
-        Args:
-            conn: control session.
-            schema: of the daemon's state.
-            found: of `shapes_of`.
-        """
         self._conn = conn
         self._schema = schema
         self._found = found
@@ -181,7 +169,6 @@ class Scratch:
 
         Raises:
             TargetRefused: something is.
-            TargetLost: the connection broke.
         """
         with target_errors("looking into the scratch database"):
             is_marked = await rows(
@@ -196,11 +183,7 @@ class Scratch:
             await self._conn.execute(_MAKE_MARK.encode())
 
     async def empty(self) -> None:
-        """Drop all that replays have made, of this capture and of others, but for their results.
-
-        Raises:
-            TargetRefused, TargetLost: it could not.
-        """
+        """Drop all that replays have made, of this capture and of others, but for their results."""
         conn, schema = self._conn, self._schema
         if await state.has_schema(conn, schema):
             with target_errors("reading the state"):
@@ -217,11 +200,7 @@ class Scratch:
                 await conn.execute(f"DROP TYPE IF EXISTS {qualified(schema_name, name)} CASCADE".encode())
 
     async def make(self) -> None:
-        """Make types, tables and indexes.
-
-        Raises:
-            TargetRefused, TargetLost: it could not.
-        """
+        """Make types, tables and indexes."""
         with target_errors("making the scratch tables"):
             schemas = {table.schema for table in self._found.tables} | {one.schema for one in self._own_types()}
             for schema in sorted(schemas):
@@ -276,7 +255,6 @@ class Scratch:
 
         Raises:
             SourceRefused, SourceLost: they cannot be read; the message says target where it is the target's fault.
-            TargetRefused, TargetLost: they cannot be written.
         """
         n_rows = 0
         with source_errors("reading the rows of before"):
@@ -310,11 +288,7 @@ class Scratch:
         return [column.name for column in table.columns if column.name in there]
 
     async def sums(self) -> dict[str, tuple[int, str]]:
-        """Return number and checksum of each table's rows, by ``schema.name``.
-
-        Raises:
-            TargetRefused, TargetLost: they cannot be read.
-        """
+        """Return number and checksum of each table's rows, by ``schema.name``."""
         found = {}
         with target_errors("comparing the tables"):
             for table in self._found.tables:

@@ -49,14 +49,8 @@ def divided(pairs: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 async def for_sessions(conn: settings.Connection, config: Config, asked: Mapping[str, str]) -> Config:
     """Return a configuration whose target sessions have the server's settings.
 
-    Args:
-        conn: on the target, without them.
-        config: of the run.
-        asked: values by name.
-
     Raises:
         ConfigError: the server has no such setting, does not take the value, or no session can have it.
-        TargetRefused, TargetLost: the target cannot be asked.
     """
     given: dict[str, str] = {}
     shown: dict[str, str] = {}

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def check(config: Config, options: CheckOptions, *, as_json: bool) -> int:
-    """Check, print, and return the exit code.
-
-    Raises:
-        SourceLost, SourceRefused, TargetLost, TargetRefused: an end cannot be reached, or does not let this role in.
-    """
+    """Check, print, and return the exit code."""
     report = asyncio.run(look(config, options))
     show.show(report, as_json=as_json)
     return report.exit_code

@@ -24,12 +24,7 @@ _KINDS: Final = {"c": "check constraint", "x": "exclusion constraint", "f": "for
 
 
 def findings_of_types(source: Mapping[str, UserType], target: Mapping[str, UserType]) -> Iterator[Finding]:
-    """Yield findings of enums of the target that lack labels of the publisher's.
-
-    Args:
-        source: types of published columns by name.
-        target: types of the same tables there.
-    """
+    """Yield findings of enums of the target that lack labels of the publisher's."""
     for name, each in sorted(source.items()):
         here = target.get(name)
         missing = [label for label in each.labels if here is not None and label not in here.labels]
@@ -44,15 +39,7 @@ def findings_of_types(source: Mapping[str, UserType], target: Mapping[str, UserT
 def findings_of_shape(
     name: Name, sent: Collection[str], source: TableShape, target: TableShape, facts: TableFacts
 ) -> Iterator[Finding]:
-    """Compare one table.
-
-    Args:
-        name: schema and table.
-        sent: names of the published columns.
-        source: of the publisher's table.
-        target: of the target's.
-        facts: of the target's, for foreign keys that act.
-    """
+    """Compare one table."""
     table = shown(*name)
     for column in target.columns.values():
         there = source.columns.get(column.name)

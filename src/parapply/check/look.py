@@ -96,12 +96,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def look(config: Config, options: CheckOptions) -> Report:
-    """Look at both ends by new sessions, whatever state the ends are in.
-
-    Raises:
-        SourceLost, SourceRefused, TargetLost, TargetRefused: an end cannot be reached, does not let this role in, or
-            has locked tables.
-    """
+    """Look at both ends by new sessions, whatever state the ends are in."""
     name = f"parapply check {config.source.slot}"
     conn = await slot.connect(config.source.login, application_name=name)
     async with conn:
@@ -130,9 +125,6 @@ async def look_at(  # noqa: PLR0913  what is known by now
         facts: the publisher, just read.
         known: what the target's state says of the slot; None: nothing.
         of_state: why the state cannot be read.
-
-    Raises:
-        SourceLost, TargetLost: a connection broke, or a table is locked.
     """
     async with _reading(ends.source, source_errors), _reading(ends.target, target_errors):
         try:

@@ -178,9 +178,6 @@ async def read_source(
         facts: the publisher, just read.
         is_copy: rows are also to be copied.
         connections: of the copy; 0 if there is none.
-
-    Raises:
-        SourceLost: the connection broke.
     """
     source = config.source
     with source_errors("checking the publisher"):

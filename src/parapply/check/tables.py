@@ -47,11 +47,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 async def read_tables(
     conn: Connection, config: Config, source: SourceSide, wanted: Wanted
 ) -> tuple[list[TablePlan], list[Finding]]:
-    """Plan every published table.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Plan every published table."""
     places = [config.mapping.target_of(relation.full_name) for relation in source.relations]
     names = list(dict.fromkeys(places))
     role = config.target.session_replication_role

@@ -52,7 +52,6 @@ def list_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
 
     Raises:
         ConfigError: a filter cannot be read.
-        TargetRefused, TargetLost: as everywhere.
     """
     found = asyncio.run(_read(config, wanted))
     if as_json:
@@ -89,7 +88,6 @@ def show_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
     Raises:
         ConfigError: a filter cannot be read.
         TargetRefused: there are none; or as everywhere.
-        TargetLost: as everywhere.
     """
     found = asyncio.run(_read(config, wanted, with_rows=True))
     if as_json:
@@ -137,7 +135,6 @@ def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assume_yes
     Raises:
         ConfigError: a filter cannot be read.
         TargetRefused: one of them cannot be applied, and so none was.
-        TargetLost: as everywhere.
     """
     asyncio.run(_replay(config, wanted, is_dry=is_dry, assume_yes=assume_yes, as_json=as_json))
 
@@ -201,18 +198,13 @@ def skip(config: Config, lsn: int, wait_s: float, *, as_json: bool) -> None:
 
     Raises:
         TargetRefused: it has been applied, or no transaction can end there yet.
-        TargetLost: as everywhere.
     """
     request = asyncio.run(_skip(config, lsn, wait_s))
     click.echo(json.dumps(msgspec.structs.asdict(request)) if as_json else _told(request))
 
 
 def cancel_skip(config: Config, lsn: int, *, as_json: bool) -> None:
-    """Take back a request that was not carried out.
-
-    Raises:
-        TargetRefused, TargetLost: as everywhere.
-    """
+    """Take back a request that was not carried out."""
     was_open = asyncio.run(_cancel(config, lsn))
     if as_json:
         click.echo(json.dumps({"cancelled": was_open}))

@@ -461,7 +461,6 @@ async def _until_commands(config: Config, ends: connect.Connections, slot_id: in
 
     Raises:
         TargetRefused: some are still to be run, and no daemon does it.
-        SourceRefused, SourceLost, TargetLost: an end cannot be asked.
     """
     if not (config.ddl.apply and await ddl_queue.is_published(ends.source, config.source.publications)):
         return None
@@ -520,7 +519,6 @@ async def _published(config: Config, ends: connect.Connections, facts: slot.Sour
 
     Raises:
         SourceRefused: the role may not read one.
-        SourceLost: the connection broke.
     """
     left_out.say_state(facts, await slot.published_tables(ends.source, config.source.publications))
     tables = await published_tables(ends.source, config.source.publications, config.mapping)
@@ -547,7 +545,6 @@ async def _check_target(
 
     Raises:
         TargetRefused: tables or columns are missing, hold rows, or the role may not do what the copy needs.
-        TargetLost: the connection broke.
     """
     here = [table.here() for table in tables]
     await on_target.check_columns(target, here, may_be_made=begun is None)

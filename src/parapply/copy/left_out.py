@@ -37,11 +37,7 @@ def say_schema_only(known: Copies) -> None:
 
 
 async def note(config: Config, ends: Connections, slot_id: int) -> None:
-    """Have the state of a new slot say which tables' rows are left out, and report it.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
-    """
+    """Have the state of a new slot say which tables' rows are left out, and report it."""
     known = await copies.load(ends.target, config.target.state_schema, slot_id)
     say_schema_only(await continuity.leave_out(ends.source, ends.target, config, slot_id, known))
 

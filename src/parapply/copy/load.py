@@ -114,16 +114,6 @@ class CopyLoad:
         shapes: Mapping[Name, str],
         watcher: Watcher,
     ) -> None:
-        """Keep what is needed; open nothing.
-
-        Args:
-            config: both ends.
-            slot_id: of the state.
-            control: session that holds the copy lock.
-            options: how.
-            shapes: of the target's tables before the snapshot, as `tables.shapes` returns them.
-            watcher: called with all that is done.
-        """
         self._config = config
         self._schema = config.target.state_schema
         self._slot_id = slot_id
@@ -290,7 +280,6 @@ class CopyLoad:
 
         Raises:
             TargetRefused: they have.
-            TargetLost: the connection broke.
         """
         if await on_target.shapes(target, [table]) != {table.full_name: self._shapes[table.full_name]}:
             raise TargetRefused(
@@ -387,7 +376,6 @@ async def _check_file(source: slot.Connection, part: Part) -> None:
 
     Raises:
         SourceRefused: it was rewritten, or is another relation now.
-        SourceLost: the connection broke.
     """
     relation = f"{part.schema}.{part.name}"
     quoted = sql.Identifier(part.schema, part.name).as_string(None)

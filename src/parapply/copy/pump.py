@@ -58,10 +58,6 @@ async def pump(  # noqa: PLR0913  two ends
 
     Returns:
         Rows, as the publisher counts them, and bytes.
-
-    Raises:
-        SourceRefused, SourceLost: the publisher failed, or does not let the table be read.
-        TargetRefused, TargetLost: the target failed, or a row does not fit there.
     """
     is_plain = not source.pgconn.ssl_in_use and not source.pgconn.used_gssapi
     chunks = _past_libpq(source, out, relation) if is_plain else _by_libpq(source, out, relation)

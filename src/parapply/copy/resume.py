@@ -117,9 +117,6 @@ async def fingerprint(
     """Return the facts that must be unchanged for a part to be brought forward, as the session's snapshot shows them.
 
     Once the session has read the relation, or holds a lock on it. Empty: it must not be noted.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be read.
     """
     values = {"publications": list(publications), "root": table.oid, "schema": leaf[0], "name": leaf[1]}
     with slot.source_errors(f"reading the catalogue of {'.'.join(leaf)}"):
@@ -165,14 +162,6 @@ class Resumption:
         writer: Writer,
         types: Mapping[tuple[str, str], Mapping[str, int]],
     ) -> None:
-        """Keep what is needed; open nothing.
-
-        Args:
-            config: both ends.
-            slot_id: of the state.
-            writer: session that writes the rows.
-            types: of the target's columns, by table.
-        """
         self._config = config
         self._schema = config.target.state_schema
         self._slot_id = slot_id

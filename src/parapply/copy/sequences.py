@@ -30,11 +30,7 @@ _INCOMPLETE = 1
 
 
 def copy_sequences(config: Config, how: SequenceOptions, *, as_json: bool) -> int:
-    """Copy and report; return 0, or 1 if a sequence is missing on the target or could not be set.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end is not there, or does not let them be read.
-    """
+    """Copy and report; return 0, or 1 if a sequence is missing on the target or could not be set."""
     return asyncio.run(bring(config, how, as_json=as_json))
 
 

@@ -53,15 +53,6 @@ class Writers:
     def __init__(
         self, config: Config, slot_id: int, leader_pid: int, snapshot: SourceSnapshot, names: Sequence[Name]
     ) -> None:
-        """Keep what is needed; open nothing.
-
-        Args:
-            config: both ends.
-            slot_id: of the state.
-            leader_pid: server process of the session that holds the copy lock.
-            snapshot: that is copied.
-            names: of the tables, on the target.
-        """
         self._config = config
         self._slot_id = slot_id
         self._leader_pid = leader_pid
@@ -74,7 +65,6 @@ class Writers:
 
         Raises:
             TargetRefused: there is no origin for it, and without one something would be lost.
-            TargetLost: no connection.
         """
         target = self._config.target
         conn = await settings.connect_control(
@@ -96,11 +86,7 @@ class Writers:
             )
 
     async def release_origins(self, conn: settings.Connection, n_opened: int) -> None:
-        """Give the places of the origins to other sessions; the origins stay, because rows are known by them.
-
-        Raises:
-            TargetLost: the connection broke.
-        """
+        """Give the places of the origins to other sessions; the origins stay, because rows are known by them."""
         names = [origins.origin_name(self._slot_id, _who(number)) for number in range(1, n_opened + 1)]
         await origins.release_origins(conn, names)
 

@@ -82,16 +82,7 @@ def undo(forward: Config, reverse: Config, options: CutoverOptions) -> int:
 async def one(  # noqa: PLR0913  as `cutover`, and its place among others
     forward: Config, reverse: Config, options: CutoverOptions, meeting: Meeting, name: str = "", *, is_undo: bool
 ) -> int:
-    """Cut one database over, or take that back; errors as `cutover`.
-
-    Args:
-        forward: as `cutover`.
-        reverse: as `cutover`.
-        options: as `cutover`.
-        meeting: with the others of the command.
-        name: of the database, as the command has it; of several.
-        is_undo: take back.
-    """
+    """Cut one database over, or take that back; errors as `cutover`."""
     if not (forward.mapping.is_empty and reverse.mapping.is_empty):
         raise ConfigError(
             "mapping: the way back goes to tables of the same names", hint="cut over by hand (docs/how-to/cut-over.md)"

@@ -1,7 +1,8 @@
 """The fence: new sessions of a database are read only, and its old ones end; or a command of the operator's does it.
 
 A session may still say `SET default_transaction_read_only = off`. The fence is for applications that do not. That none
-of them wrote is not assumed: the slot is asked for transactions after the fence (`late.py`).
+of them wrote is not assumed: the slot is asked for transactions after the fence (`late.py`). Deadlines are by
+`time.monotonic`.
 
 In: a plain session on the server that is fenced. Source: PostgreSQL manual, "ALTER DATABASE", "pg_stat_activity",
 "Server Signaling Functions", "Predefined Roles".
@@ -116,21 +117,13 @@ async def _sessions(conn: Connection, kept: Kept) -> list[_Session]:
 
 
 async def prepared(conn: Connection) -> list[str]:
-    """Return the names of prepared transactions of the database, which can be committed by any session later.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the names of prepared transactions of the database, which can be committed by any session later."""
     with source_errors("reading the prepared transactions"):
         return [str(gid) for (gid,) in await _rows(conn, _PREPARED)]
 
 
 async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
-    """Return the reasons why this role could not change the database's setting.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the reasons why this role could not change the database's setting."""
     query = (
         "SELECT CURRENT_USER::text, pg_catalog.pg_get_userbyid(datdba)::text, datname::text,"
         " pg_catalog.pg_has_role(datdba, 'USAGE')"
@@ -150,11 +143,7 @@ async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
 
 
 async def refusals(conn: Connection, kept: Kept) -> list[SourceRefused]:
-    """Return the reasons why this role could not fence the database, or the fence would not hold; nothing is changed.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the reasons why this role could not fence the database, or why the fence would not hold."""
     # A setting of a role wins over one of the database.
     exempt = """
         SELECT DISTINCT pg_catalog.pg_get_userbyid(s.setrole)::text
@@ -189,11 +178,7 @@ async def refusals(conn: Connection, kept: Kept) -> list[SourceRefused]:
 
 
 async def is_up(conn: Connection) -> bool:
-    """Return whether new sessions of the database are read only.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return whether new sessions of the database are read only."""
     query = """
         SELECT EXISTS (SELECT FROM pg_catalog.pg_db_role_setting AS s JOIN pg_catalog.pg_database AS d
                 ON d.oid = s.setdatabase, pg_catalog.unnest(s.setconfig) AS one
@@ -207,13 +192,8 @@ async def is_up(conn: Connection) -> bool:
 async def put_up(conn: Connection, deadline_s: float) -> datetime:
     """Make new sessions of the database read only, and return since when they are.
 
-    Args:
-        conn: a role that owns the database.
-        deadline_s: by time.monotonic().
-
     Raises:
         SourceRefused: a privilege is missing.
-        SourceLost: the connection broke.
         ParapplyError: a session that began before has not started in time.
     """
     await _set_read_only(conn, is_on=True)
@@ -225,15 +205,8 @@ async def put_up(conn: Connection, deadline_s: float) -> datetime:
 async def end_writers(conn: Connection, kept: Kept, fenced_at: datetime, deadline_s: float) -> int:
     """End the sessions that are older than the fence, and return how many ended.
 
-    Args:
-        conn: as for `put_up`.
-        kept: whose sessions stay.
-        fenced_at: what that returned.
-        deadline_s: by time.monotonic().
-
     Raises:
         SourceRefused: a privilege is missing.
-        SourceLost: the connection broke.
         ParapplyError: a session has not ended in time.
     """
     old = [one for one in await _sessions(conn, kept) if not one.began_after(fenced_at)]
@@ -271,11 +244,7 @@ async def _wait(names: Sequence[str], what: str, deadline_s: float) -> None:
 
 
 async def lift_fence(conn: Connection) -> datetime:
-    """Let new sessions of the database write again, and return since when they may.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be changed.
-    """
+    """Let new sessions of the database write again, and return since when they may."""
     await _set_read_only(conn, is_on=False)
     return await _now(conn)
 
@@ -283,14 +252,7 @@ async def lift_fence(conn: Connection) -> datetime:
 async def end_readers(conn: Connection, kept: Kept, lifted_at: datetime, deadline_s: float) -> list[str]:
     """End the sessions that began behind the fence, because they stay read only; return those that this role may not.
 
-    Args:
-        conn: as for `put_up`.
-        kept: whose sessions stay.
-        lifted_at: what `lift_fence` returned.
-        deadline_s: by time.monotonic().
-
     Raises:
-        SourceLost: the connection broke.
         ParapplyError: a session has not ended in time.
     """
     await _wait_for_starting(conn, deadline_s)
@@ -342,7 +304,6 @@ async def last_lsn(conn: Connection, deadline_s: float) -> int:
 
     Raises:
         SourceRefused: a transaction is prepared.
-        SourceLost: the connection broke.
         ParapplyError: one has not ended in time.
     """
     while True:
@@ -366,11 +327,7 @@ async def last_lsn(conn: Connection, deadline_s: float) -> int:
 
 
 async def mark(conn: Connection) -> int:
-    """Commit an empty transaction durably, and return an LSN between everything committed before it and all later.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be written.
-    """
+    """Commit an empty transaction durably, and return an LSN between everything committed before it and all later."""
     # Its own commit lies after the LSN that it returns; the flush takes all earlier commits to disk with it.
     query = "SELECT pg_catalog.pg_logical_emit_message(true, 'parapply', 'cut-over')::text"
     with source_errors("marking the end of the source's writes"):

@@ -66,14 +66,8 @@ async def wait_until_unread(source: Connection, slot_name: str, deadline_s: floa
 async def count(source: Connection, config: Config, low_lsn: int) -> int:
     """Return how many transactions with published changes have committed on the source and are not on the target.
 
-    Args:
-        source: of the configuration.
-        config: slot, publications and options of the stream.
-        low_lsn: the target's watermark, with nothing recorded above it.
-
     Raises:
         SlotBusy: a process reads the slot.
-        SourceRefused, SourceLost: it could not be read.
     """
     version, wanted = source.info.server_version, config.source
     found = start_options(version, wanted.publications, wanted.origin, two_phase=wanted.two_phase)

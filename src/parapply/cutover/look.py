@@ -70,20 +70,13 @@ class CutoverLook:
     """Looks at both streams; keeps nothing."""
 
     def __init__(self, pair: Pair, options: CutoverOptions) -> None:
-        """Look at nothing yet."""
         self._forward, self._reverse, self._ahead, self._back, self._slot_id = pair
         self._options = options
         self._tables: Sequence[PublishedTable] = ()
         self._told: set[str] = set()
 
     def say_plan(self, n_tables: int, of_poolers: Mapping[str, str], hooks: Sequence[str]) -> None:
-        """Print what each step would do.
-
-        Args:
-            n_tables: number of the tables that are published.
-            of_poolers: words about them, by step.
-            hooks: lines about the operator's commands.
-        """
+        """Print what each step would do."""
         slot_name, back = self._forward.source.slot, self._reverse.source.slot
         how = "by --fence-command" if self._options.fence_command else "default_transaction_read_only of its database"
         kept = f", except sessions of {', '.join(self._options.keep_roles)}" if self._options.keep_roles else ""
@@ -105,15 +98,7 @@ class CutoverLook:
             click.echo(printable(line))
 
     async def refusals(self, tables: Sequence[PublishedTable], *, has_made: bool) -> list[ParapplyError]:
-        """Return all that would be refused.
-
-        Args:
-            tables: that the stream publishes.
-            has_made: the publication of the way back, by an earlier call.
-
-        Raises:
-            SourceLost, TargetLost: a connection broke, or tables are locked.
-        """
+        """Return all that would be refused."""
         self._tables = tables
         return [
             *await self._of_stream(),
@@ -124,9 +109,6 @@ class CutoverLook:
 
     async def check_tables(self, *, is_made: bool) -> None:
         """Check the published tables again, both ways, because until the fence any session could change them.
-
-        Args:
-            is_made: the publication of the way back, by this cut-over.
 
         Raises:
             SourceRefused: a table came that was not looked at, or the way back leaves one out.
@@ -145,7 +127,6 @@ class CutoverLook:
 
         Raises:
             TargetRefused: there are some.
-            TargetLost: the connection broke.
         """
         copied = await copies.load(self._ahead.target, self._forward.target.state_schema, self._slot_id)
         for error in self._of_copies(copied, low_lsn):
@@ -248,14 +229,7 @@ class CutoverLook:
         ]
 
     async def kept(self, *, with_daemon: bool) -> fence.Kept:
-        """Return whose sessions on the source stay.
-
-        Args:
-            with_daemon: the stream is still needed.
-
-        Raises:
-            TargetLost: the connection of the way back to it broke.
-        """
+        """Return whose sessions on the source stay."""
         with target_errors("asking for its process"):
             ((pid,),) = await rows(self._back.target, sql.SQL("SELECT pg_catalog.pg_backend_pid()"))
         return fence.Kept(roles=self._options.keep_roles, pids=(pid,), with_daemon=with_daemon)
@@ -350,11 +324,7 @@ class CutoverLook:
         return found
 
     async def findings_of_back(self) -> list[ParapplyError]:
-        """Return what `parapply check` would refuse of the way back; its warnings are printed.
-
-        Raises:
-            SourceLost, TargetLost: a connection broke, or tables are locked.
-        """
+        """Return what `parapply check` would refuse of the way back; its warnings are printed."""
         reverse, back = self._reverse, self._back
         facts = await slot.inspect(back.source, reverse.source.slot)
         report = await look_at(back, reverse, CheckOptions(), facts, None)
@@ -377,7 +347,6 @@ class CutoverLook:
 
         Raises:
             TargetRefused: the slot of the way back is applied already.
-            SourceRefused, SourceLost, TargetLost: as `way_back.stale_state`.
         """
         _, before = await way_back.stale_state(self._back, self._reverse)
         if before != fence.COMMAND and await fence.is_up(self._back.source):

@@ -39,12 +39,7 @@ class CutoverEnd(NamedTuple):
 
 
 def cutover(members: Mapping[str, CutoverMember], *, is_undo: bool = False) -> dict[str, CutoverEnd]:
-    """Cut all over, or take that back, and return the end of each.
-
-    Args:
-        members: by name of the database.
-        is_undo: take back.
-    """
+    """Cut all over, or take that back, and return the end of each."""
     return asyncio.run(_all(members, is_undo=is_undo))
 
 

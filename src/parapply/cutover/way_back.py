@@ -74,12 +74,7 @@ SELECT DISTINCT n.nspname || '.' || c.relname
 
 
 def publication_sql(config: Config, tables: Sequence[PublishedTable]) -> sql.Composed:
-    """Return the statement that makes the publication of the way back.
-
-    Args:
-        config: of the way back; its first publication.
-        tables: that are published today, under the same names on the target.
-    """
+    """Return the statement that makes the publication of the way back."""
     named = sql.SQL(", ").join([sql.Identifier(table.schema, table.name) for table in tables])
     # Where today's publication names a root, its partitions may differ between both ends.
     return sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
@@ -88,11 +83,7 @@ def publication_sql(config: Config, tables: Sequence[PublishedTable]) -> sql.Com
 
 
 async def missing_publications(conn: slot.Connection, names: Sequence[str]) -> list[str]:
-    """Return the publications that are not on a server.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the publications that are not on a server."""
     with source_errors("reading the publications"):
         async with psycopg.AsyncRawCursor(conn) as cursor:
             await cursor.execute(
@@ -104,15 +95,7 @@ async def missing_publications(conn: slot.Connection, names: Sequence[str]) -> l
 
 
 async def without_identity(ends: Connections, tables: Sequence[PublishedTable]) -> list[str]:
-    """Return the tables whose UPDATE and DELETE a publication would break on the target, and does not on the source.
-
-    Args:
-        ends: of the stream that runs.
-        tables: that it publishes.
-
-    Raises:
-        SourceLost, TargetLost: a connection broke.
-    """
+    """Return the tables whose UPDATE and DELETE a publication would break on the target, and does not on the source."""
     names = [[table.schema for table in tables], [table.name for table in tables]]
     with target_errors("reading the replica identities"):
         there = await rows(ends.target, sql.SQL(_WITHOUT_IDENTITY), names)
@@ -134,7 +117,6 @@ async def check_covers(
 
     Raises:
         SourceRefused: they do.
-        SourceLost: the connection broke.
     """
     operations = await slot.check_publications(conn, config.source.publications)
     if left_out := _OPERATIONS - operations:
@@ -169,7 +151,6 @@ async def make_publication(conn: Connection, config: Config, tables: Sequence[Pu
 
     Raises:
         TargetRefused: the role does not own the tables; the hint has the statement.
-        TargetLost: the connection broke.
     """
     statement = publication_sql(config, tables)
     try:
@@ -182,22 +163,14 @@ async def make_publication(conn: Connection, config: Config, tables: Sequence[Pu
 
 
 async def drop_publication(conn: Connection, config: Config) -> None:
-    """Drop it, if it exists.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be dropped.
-    """
+    """Drop it, if it exists."""
     with target_errors("dropping the publication of the way back"):
         name = sql.Identifier(config.source.publications[0])
         await conn.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(name))
 
 
 async def state_of(ends: Connections, config: Config) -> state.SlotState | None:
-    """Return the state of the way back on the old source, None if there is none.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: as `state.load`.
-    """
+    """Return the state of the way back on the old source, None if there is none."""
     schema = config.target.state_schema
     if not await state.has_schema(ends.target, schema):
         return None
@@ -213,7 +186,6 @@ async def stale_state(ends: Connections, config: Config) -> tuple[int | None, st
 
     Raises:
         TargetRefused: a daemon applies the slot, or did, and no cut-over has ended that.
-        SourceRefused, SourceLost, TargetLost: as `state.load`.
     """
     schema, name = config.target.state_schema, config.source.slot
     found = await state_of(ends, config)
@@ -231,14 +203,8 @@ async def stale_state(ends: Connections, config: Config) -> tuple[int | None, st
 async def check_none_under_way(ends: Connections, config: Config, other_way: str) -> None:
     """Refuse to begin, to go on or to undo while a cut-over in the other direction is under way.
 
-    Args:
-        ends: sessions of the way back.
-        config: of the way back.
-        other_way: the command that cuts over in that direction.
-
     Raises:
         TargetRefused: it is.
-        SourceRefused, SourceLost, TargetLost: as `state.load`.
     """
     schema, name = config.target.state_schema, config.source.slot
     found = await state_of(ends, config)
@@ -253,12 +219,7 @@ async def check_none_under_way(ends: Connections, config: Config, other_way: str
 
 
 async def make_state(ends: Connections, config: Config, takeover_lsn: int) -> None:
-    """Write the state of the way back on the old source: everything that commits after an LSN is to be applied.
-
-    Raises:
-        SourceRefused, SourceLost: the slot cannot be read.
-        TargetRefused, TargetLost: it could not be written.
-    """
+    """Write the state of the way back on the old source: everything that commits after an LSN is to be applied."""
     schema, name = config.target.state_schema, config.source.slot
     facts = await slot.inspect(ends.source, name)
     refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)
@@ -272,7 +233,6 @@ async def drop_state(ends: Connections, config: Config, slot_id: int) -> None:
 
     Raises:
         LeaseHeld: a daemon applies it.
-        TargetRefused, TargetLost: it could not be removed.
     """
     await lease.take_lease(ends.target, slot_id, 0)
     held = [gid for gid, _ in (await prepared.pending(ends.target, slot_id)).values()]
@@ -296,9 +256,6 @@ async def can_filter(ends: Connections) -> bool:
 
     Args:
         ends: of the stream that runs; the role of its source writes under origins in the way back.
-
-    Raises:
-        SourceRefused, SourceLost: the source could not be asked.
     """
     query = sql.SQL(
         "SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE'))"
@@ -364,11 +321,7 @@ def _way_in(login: Login) -> dict[str, str]:
 
 
 def print_reverse(forward: Config) -> int:
-    """Print a configuration of the way back, as far as it follows from the configuration of the stream that runs.
-
-    Raises:
-        SourceRefused, SourceLost, TargetLost, TargetRefused: an end, whose version and role it follows, is not there.
-    """
+    """Print a configuration of the way back, as far as it follows from the configuration of the stream that runs."""
 
     async def text() -> str:
         async with connect.open_both(forward, "cutover") as ends:

@@ -150,7 +150,6 @@ async def begin(
     """Take the locks of the slot, and look if it is lost.
 
     Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end is not as it must be.
         LeaseHeld: a daemon or another command works on the slot.
     """
     facts = await slot.inspect(ends.source, config.source.slot)
@@ -206,7 +205,6 @@ class HealRun:
     def __init__(
         self, config: Config, options: HealOptions, ends: connect.Connections, voice: Voice, found: SlotFound
     ) -> None:
-        """Do nothing yet."""
         self._config = config
         self._options = options
         self._source, self._target = ends.source, ends.target
@@ -321,7 +319,6 @@ class HealRun:
 
         Raises:
             TargetRefused: a slot of the target is not read.
-            TargetLost: the connection broke.
         """
         names = [table.here().full_name for table in tables]
         if self._config.source.origin != "none" or not (slots := await origins.followers(self._target, names)):

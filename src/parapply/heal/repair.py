@@ -49,7 +49,6 @@ async def check_temporary(target: settings.Connection) -> None:
 
     Raises:
         TargetRefused: it may not.
-        TargetLost: the connection broke.
     """
     query = sql.SQL(
         "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY'),"
@@ -66,12 +65,6 @@ async def check_temporary(target: settings.Connection) -> None:
 
 async def repair(source: slot.Connection, writer: Writer, plan: HealPlan, *, checks_code: bool) -> int:
     """Make the rows of a table equal, and return how many were copied.
-
-    Args:
-        source: session that sees the snapshot.
-        writer: session that writes rows.
-        plan: keys that differ.
-        checks_code: code of an owner that must not run is refused.
 
     Raises:
         TargetRefused: the table is not as it was compared, or does not take the rows; it stays as it was.
@@ -108,7 +101,6 @@ async def _check(target: settings.Connection, plan: HealPlan, wanted: Summary, p
 
     Raises:
         TargetRefused: they are not.
-        TargetLost: the connection broke.
     """
     end = VerifyEnd([target], is_source=False)
     found = await end.summary(plan.compared, lambda *_: None, plan.ranges)

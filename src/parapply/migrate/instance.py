@@ -114,11 +114,7 @@ class DatabaseFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def look(conn: Connection) -> DatabaseFacts:
-    """Read the database of a session.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be read.
-    """
+    """Read the database of a session."""
     with source_errors("reading the database's properties"):
         (row,) = await read_rows(conn, _DATABASE)
         grants = await read_rows(conn, _GRANTS)
@@ -139,30 +135,18 @@ def _tablespace(name: str, owner: str, location: str, options: list[str], grants
 
 
 async def lock(target: TargetConnection) -> None:
-    """Return when no other command makes objects of the server; the session keeps the lock until it ends.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return when no other command makes objects of the server; the session keeps the lock until it ends."""
     with target_errors("waiting for another migration"):
         await rows(target, sql.SQL(_LOCK))
 
 
 async def databases(target: TargetConnection) -> frozenset[str]:
-    """Return the names of the target's databases.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the names of the target's databases."""
     return await _names(target, "databases", "SELECT datname FROM pg_catalog.pg_database")
 
 
 async def missing_tablespaces(target: TargetConnection, wanted: Collection[DatabaseFacts]) -> list[Tablespace]:
-    """Return the tablespaces of databases that the target does not have.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the tablespaces of databases that the target does not have."""
     known = await _names(target, "tablespaces", "SELECT spcname FROM pg_catalog.pg_tablespace")
     found = {space.name: space for facts in wanted for space in facts.tablespaces if space.name not in known}
     return [found[name] for name in sorted(found)]
@@ -174,11 +158,7 @@ async def _names(target: TargetConnection, of: str, query: str) -> frozenset[str
 
 
 async def make_tablespace(target: TargetConnection, space: Tablespace, choice: Choice) -> None:
-    """Make a tablespace in the folder that it has on the publisher.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be made.
-    """
+    """Make a tablespace in the folder that it has on the publisher."""
     known = await _known_roles(target, space.owner, space.grants, choice, reader=None)
     new = _new_name(space.name)
     make = f"CREATE TABLESPACE {identifier(new)} LOCATION {literal(space.location)}"

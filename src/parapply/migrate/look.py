@@ -116,9 +116,6 @@ async def see(
         published: tables of the publications.
         without: schemas of parapply's own.
         schema_only: tables of the publications without rows on the target.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be read.
     """
     with source_errors("looking at the database"):
         found = await read_rows(conn, _TABLES, [list(without)])
@@ -165,9 +162,6 @@ async def unneeded_reader(target: TargetConnection, sight: Sight) -> str:
     """Return the role by which parapply reads the publisher, if the target lacks it and so needs none of its grants.
 
     It may do without, because the role has nothing but privileges; empty if the target has the role, or it is more.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be looked for.
     """
     with target_errors("looking for the role that reads"):
         query = sql.SQL("SELECT FROM pg_catalog.pg_roles WHERE rolname = $1")
@@ -175,28 +169,14 @@ async def unneeded_reader(target: TargetConnection, sight: Sight) -> str:
 
 
 async def settings_left(target: TargetConnection, sight: Sight) -> list[str]:
-    """Return the settings of the publisher's database that the target's does not have.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the settings of the publisher's database that the target's does not have."""
     with target_errors("reading the database's settings"):
         known = {name for (name,) in await rows(target, sql.SQL(_SETTINGS))}
     return [name for name in sight.settings if name not in known]
 
 
 async def refusals(ends: Connections, sight: Sight, choice: Choice, *, has_roles: bool) -> list[ParapplyError]:
-    """Return why the migration cannot be begun, the publisher's reasons last, as `init` does; nothing if it can.
-
-    Args:
-        ends: a session on both.
-        sight: of the publisher.
-        choice: what is wanted.
-        has_roles: roles that are missing are made.
-
-    Raises:
-        SourceLost, TargetLost: a connection broke.
-    """
+    """Return why the migration cannot be begun, the publisher's reasons last, as `init` does; nothing if it can."""
     found = [*await _of_target(ends, sight, choice, has_roles=has_roles), *of_tables(sight)]
     if choice.unlogged == "refuse" and (full := await _with_rows(ends.source, sight.unlogged)):
         found.append(

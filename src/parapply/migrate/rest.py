@@ -162,11 +162,7 @@ async def unlogged(ends: Connections, names: Sequence[Name], counter: Counter, l
 
 
 async def analyze(config: Config, counter: Counter, access: Access, tables: Sequence[Name]) -> list[str]:
-    """Collect statistics of tables, and return the ones left out: missing, or not to be analyzed by the role.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be done.
-    """
+    """Collect statistics of tables, and return the ones left out: missing, or not to be analyzed by the role."""
     skipped: list[str] = []
 
     async def one(conn: Connection, name: Name) -> None:

@@ -61,11 +61,7 @@ class RolesMade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def missing(ends: Connections) -> list[str]:
-    """Return the names of the roles that `bring` would make.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the names of the roles that `bring` would make."""
     with source_errors("reading the roles"):
         there = await read_rows(ends.source, _ROLES)
     with target_errors("reading the roles"):
@@ -74,11 +70,7 @@ async def missing(ends: Connections) -> list[str]:
 
 
 async def bring(ends: Connections) -> RolesMade:
-    """Make the roles that are missing, in one transaction.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: they could not be read, or not be made.
-    """
+    """Make the roles that are missing, in one transaction."""
     with source_errors("reading the roles"):
         there = await read_rows(ends.source, _ROLES)
         members = await read_rows(ends.source, _MEMBERS)

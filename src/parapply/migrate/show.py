@@ -129,7 +129,6 @@ class Counter:
     def __init__(  # noqa: PLR0913  one place makes it
         self, screen: Screen, step: MigrationStep, total: int, unit: str, before: int, *, is_json: bool
     ) -> None:
-        """Begin to show."""
         self._before = before
         self._screen = screen
         self._step = step
@@ -236,11 +235,7 @@ def _bar() -> Progress:
 
 
 def show_steps(config: Config, *, as_json: bool) -> int:
-    """Print the steps and the progress of each; run none.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
-    """
+    """Print the steps and the progress of each; run none."""
     return asyncio.run(_print_steps(config, as_json=as_json))
 
 
@@ -261,11 +256,7 @@ async def _print_steps(config: Config, *, as_json: bool) -> int:
 
 
 async def steps(config: Config) -> dict[str, migrations.StepRow]:
-    """Return the steps that were begun, by name.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
-    """
+    """Return the steps that were begun, by name."""
     async with connect.open_both(config, "migrate") as ends:
         facts = await slot.inspect(ends.source, config.source.slot)
         return await migrations.load(ends.target, migration_of(config, facts))

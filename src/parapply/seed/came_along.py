@@ -115,9 +115,6 @@ async def found(conn: Connection, schema: str, slot_name: str) -> dict[CameAlong
         conn: session on the copy.
         schema: of parapply's state.
         slot_name: of the slot that is joined.
-
-    Raises:
-        TargetRefused, TargetLost: it cannot be asked.
     """
     names: dict[CameAlong, list[str]] = {}
     with target_errors("looking for what came along"):
@@ -172,7 +169,6 @@ async def clean(
 
     Raises:
         TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
     """
     lines = []
     for kind, some in names.items():
@@ -193,11 +189,7 @@ async def clean(
 
 
 async def notes(conn: Connection) -> list[str]:
-    """Return lines about objects that need nothing, and that people should know of.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return lines about objects that need nothing, and that people should know of."""
     lines = []
     with target_errors("looking for what came along"):
         for query, words in _NOTES:
@@ -211,7 +203,6 @@ async def marks(conn: Connection, publications: Sequence[str]) -> dict[int, str]
 
     Raises:
         TargetRefused: a publication is not there.
-        TargetLost: the connection broke.
     """
     query = sql.SQL("SELECT pubname::text FROM pg_catalog.pg_publication")
     with target_errors("reading the publications"):
@@ -235,9 +226,6 @@ async def check_untouched(conn: Connection, oids: Collection[int], started: str 
         conn: session on the copy.
         oids: the published tables.
         started: since when the publisher counts, as the copy does if it has the publisher's counts.
-
-    Raises:
-        TargetLost: the connection broke.
     """
     query = sql.SQL(
         "SELECT pg_catalog.format('%I.%I', t.schemaname, t.relname) FROM pg_catalog.pg_stat_user_tables AS t"  # noqa: S608

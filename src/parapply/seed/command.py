@@ -122,7 +122,6 @@ async def _make_publication(conn: slot.Connection, config: Config) -> None:
 
     Raises:
         SourceRefused: the role may not.
-        SourceLost: the connection broke.
     """
     names = config.source.publications
     if len(names) != 1:
@@ -327,7 +326,6 @@ async def _check_commits(conn: settings.Connection) -> None:
 
     Raises:
         TargetRefused: they would.
-        TargetLost: the connection broke.
     """
     query = sql.SQL(
         "SELECT pg_catalog.current_setting('synchronous_standby_names') WHERE NOT EXISTS"

@@ -54,7 +54,6 @@ async def check_promoted(conn: Connection) -> None:
 
     Raises:
         TargetRefused: it is.
-        TargetLost: the connection broke.
     """
     with target_errors("asking for the end of its recovery"):
         ((is_standby, lsn),) = await rows(
@@ -73,7 +72,6 @@ async def read_copy(conn: Connection) -> CopiedServer:
 
     Raises:
         TargetRefused: the role may not read the history.
-        TargetLost: the connection broke.
     """
     identity = sql.SQL(
         "SELECT system_identifier, ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name("

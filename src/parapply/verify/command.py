@@ -355,17 +355,7 @@ class _Both:
 async def compared_of(
     source: slot.Connection, table: PublishedTable, leaves: Sequence[Leaf], target_types: Mapping[str, int]
 ) -> Compared:
-    """Return how a table is compared.
-
-    Args:
-        source: session on the publisher that sees the snapshot.
-        table: as published.
-        leaves: its relations on the target.
-        target_types: OIDs of its columns' types there.
-
-    Raises:
-        SourceRefused, SourceLost: a sample could not be read.
-    """
+    """Return how a table is compared."""
     rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
     ranges = canonical.Ranges(count=canonical.n_ranges(rows))
     type_name = canonical.ordered_type(table, target_types)
@@ -375,11 +365,7 @@ async def compared_of(
 
 
 async def target_leaves(target: settings.Connection, tables: Sequence[PublishedTable]) -> dict[int, list[Leaf]]:
-    """Return the target's relations of each table, by its OID on the publisher.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the target's relations of each table, by its OID on the publisher."""
     query = sql.SQL(
         "SELECT w.name::pg_catalog.regclass::oid::bigint"
         " FROM unnest($1::text[]) WITH ORDINALITY AS w(name, number) ORDER BY w.number"

@@ -50,7 +50,6 @@ class VerifyEnd:
     """One end: its sessions, and how its errors are reported."""
 
     def __init__(self, sessions: Sequence[Session], *, is_source: bool) -> None:
-        """Keep them."""
         self._sessions = sessions
         self._is_source = is_source
         #: Relations that the sessions have read, and keep locked.
@@ -111,9 +110,6 @@ class VerifyEnd:
 
         A transaction keeps each relation that it has read locked, and shared memory has room for a few thousand.
         Relations locked after a savepoint are unlocked by going back to it (manual, SAVEPOINT and "Explicit Locking").
-
-        Raises:
-            SourceLost, SourceRefused, TargetLost, TargetRefused: a session failed.
         """
         self._n_locked += len(self._leaves(table))
         if self._n_locked >= _MOST_LOCKED:

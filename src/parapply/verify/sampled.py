@@ -34,11 +34,7 @@ def drawn(chosen: random.Random, n_ranges: int, n_wanted: int, read: Sequence[in
 
 
 async def ranges_of(source: Connection, table: PublishedTable, type_name: str, count: int) -> Ranges:
-    """Return about `count` ranges of the key's first column; hash slices if too few of its values differ.
-
-    Raises:
-        SourceRefused, SourceLost: the sample could not be read.
-    """
+    """Return about `count` ranges of the key's first column; hash slices if too few of its values differ."""
     column = table.key[0]
     leaves = [leaf for leaf in table.leaves if leaf.has_ranges]
     pages = max(1, sum(leaf.pages for leaf in leaves))

@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 async def statements(source: Connection, compared: Compared, found: Sequence[Difference]) -> list[str]:
-    """Return the statements for each key that differs.
-
-    Raises:
-        SourceRefused, SourceLost: the rows could not be read.
-    """
+    """Return the statements for each key that differs."""
     table = compared.published
     wanted = [one.key for one in found if one.kind != "extra"]
     # Without a key the row is its own.
