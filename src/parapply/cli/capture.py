@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import shlex
 from pathlib import Path
@@ -63,7 +64,8 @@ def capture(**options: Any) -> None:
     from parapply.capture import command  # noqa: PLC0415
     from parapply.capture.folder import CaptureLimits  # noqa: PLC0415
 
-    command.capture(config, taken(command.CaptureOptions, options, limits=taken(CaptureLimits, options)))
+    how = taken(command.CaptureOptions, options, limits=taken(CaptureLimits, options))
+    asyncio.run(command.capture(config, how))
 
 
 @click.command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -116,7 +117,8 @@ def replay_(*, dry_run: bool, assume_yes: bool, as_json: bool, **options: Any) -
     config = load(options, "source.dsn", "source.publications")
     from parapply.commands import conflicts as conflict_commands  # noqa: PLC0415
 
-    conflict_commands.replay_conflicts(config, wanted, is_dry=dry_run, assume_yes=assume_yes, as_json=as_json)
+    doing = conflict_commands.replay_conflicts(config, wanted, is_dry=dry_run, assume_yes=assume_yes, as_json=as_json)
+    asyncio.run(doing)
 
 
 @conflicts.command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -117,6 +118,7 @@ def cutover(*, reverse_path: Path | None, is_undo: bool, prints_reverse: bool, *
     flags = {f"cutover.{key}": options[key] for key in _OF_POOLERS}
     found = configs({**options, "flags": flags})
     from parapply.cutover import command, look, way_back  # noqa: PLC0415
+    from parapply.cutover.meeting import Meeting  # noqa: PLC0415
 
     if reverse_path is None:
         if isinstance(found, Several):
@@ -140,7 +142,7 @@ def cutover(*, reverse_path: Path | None, is_undo: bool, prints_reverse: bool, *
     if not isinstance(found, Several):
         other = _others(reverse_path, flags, options["database"] and [options["database"]])
         forward, reverse = (other[0], found) if is_back else (found, other[0])
-        return command.undo(forward, reverse, how) if is_undo else command.cutover(forward, reverse, how)
+        return asyncio.run(command.one(forward, reverse, how, Meeting(), is_undo=is_undo))
     return _of_several(found, _others(reverse_path, flags, list(found.configs)), how, is_undo=is_undo)
 
 
@@ -158,7 +160,7 @@ def _of_several(found: Several, others: list[Config], how: CutoverOptions, *, is
     done = "could be" if how.is_dry else "taken back" if is_undo else "cut over"
     ended = {
         name: Result(one.exit_code, done if not one.exit_code else "incomplete, see above", error=one.error)
-        for name, one in several.cutover(members, is_undo=is_undo).items()
+        for name, one in asyncio.run(several.cutover(members, is_undo=is_undo)).items()
     }
     found.print(ended)
     if not (is_undo or how.is_dry or worst(ended)):

@@ -47,12 +47,14 @@ def check(*, as_json: bool, **options: Any) -> int:
     if not options["is_copy"] and (options["brings_schema"] or options["truncates"]):
         raise click.UsageError("--schema and --truncate belong to --copy")
     found = configs(options)
-    from parapply.check import command, look, show  # noqa: PLC0415
+    from parapply.check import look, show  # noqa: PLC0415
 
     providers = {key: Provider(options[key]) for key in ("provider", "target_provider") if options[key] is not None}
     how = taken(look.CheckOptions, options, **providers)
     if not isinstance(found, Several):
-        return command.check(found, how, as_json=as_json)
+        report = asyncio.run(look.look(found, how))
+        show.show(report, as_json=as_json)
+        return report.exit_code
 
     def one(config: Config) -> Result:
         report = asyncio.run(look.look(config, how))
@@ -142,7 +144,7 @@ def verify(**options: Any) -> int:
 
     how = taken(command.VerifyOptions, options)
     if not isinstance(found, Several):
-        return command.verify(found, how)
+        return asyncio.run(command.verify(found, how))
 
     def one(config: Config) -> Result:
         if not how.as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import click
@@ -37,4 +38,4 @@ def heal(**options: Any) -> int:
     config = load(options)
     from parapply.heal import command  # noqa: PLC0415
 
-    return command.heal(config, taken(command.HealOptions, options))
+    return asyncio.run(command.heal(config, taken(command.HealOptions, options)))

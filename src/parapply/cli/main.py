@@ -5,17 +5,20 @@ Each command imports what it needs when it runs, so that ``--help`` and a wrong 
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import gc
 import importlib
 import math
 import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from parapply import driver_versions, failpoints
-from parapply.cli import ending, version
+from parapply.cli import version
 from parapply.cli.options import Lsn, UntilType, connection_options, copy_options, light_start, load, load_all, taken
 from parapply.errors import ParapplyError
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Exit status after Ctrl-C, as shells count it: 128 + SIGINT.
 _INTERRUPTED = 130
+#: Errors of an output that takes nothing: a full disk, a quota, a terminal that has gone.
+_UNWRITTEN: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 #: Commands that are imported when they are asked for, with the place of each: bench's options and workloads alone are
 #: 4 ms of every other command's start.
 _LATER = {
@@ -158,7 +163,7 @@ def refresh(**options: Any) -> None:
         config = load(options)
         from parapply.copy import command  # noqa: PLC0415
 
-    command.refresh(config, taken(command.CopyOptions, options))
+    asyncio.run(command.refresh(config, taken(command.CopyOptions, options)))
 
 
 @cli.command(
@@ -182,7 +187,6 @@ def run(*, until: Until | None, takeover: bool, **options: Any) -> int:
     driver_versions.tell_own()
     read = load_all if options["database"] is None else load
     found = read(options)
-    from parapply.cli.healing import heal_lost  # noqa: PLC0415
     from parapply.config_fleet import Fleet, one_of  # noqa: PLC0415
     from parapply.errors import ConfigError  # noqa: PLC0415
     from parapply.model import Until  # noqa: PLC0415
@@ -197,12 +201,19 @@ def run(*, until: Until | None, takeover: bool, **options: Any) -> int:
     if isinstance(found, Fleet):
         from parapply.runtime import fleet  # noqa: PLC0415
 
-        return fleet.run(found, load_again, until or Until(), takeover=takeover, heal=heal_lost)
+        return fleet.run(found, load_again, until or Until(), takeover=takeover, heal=_heal_lost)
     from parapply.runtime import daemon  # noqa: PLC0415
 
     return daemon.run(
-        found, lambda: one_of(load_again(), options["database"]), until or Until(), takeover=takeover, heal=heal_lost
+        found, lambda: one_of(load_again(), options["database"]), until or Until(), takeover=takeover, heal=_heal_lost
     )
+
+
+async def _heal_lost(config: Config) -> tuple[int, int] | None:
+    """Heal for the daemon, whose rooms import no command, by modules that few daemons ever need."""
+    from parapply.heal import automatic  # noqa: PLC0415
+
+    return await automatic.heal_lost(config)
 
 
 @cli.command(
@@ -271,7 +282,7 @@ def snapshot(
     configs += [load_config(path, options["overrides"], {}, {}, required=required) for path in others]
     from parapply.commands import snapshot as taking  # noqa: PLC0415
 
-    return taking.run(configs, lsn, timeout_s, command, as_json=as_json)
+    return asyncio.run(taking.run(configs, lsn, timeout_s, command, as_json=as_json))
 
 
 @cli.command(
@@ -293,10 +304,10 @@ At a cut-over: stop the writers, `parapply wait` for the source's last LSN, then
 def sequences(*, as_json: bool, **options: Any) -> int:
     """Copy sequence values, for the cut-over."""
     config = load(options, "source.slot", "source.publications")
-    from parapply.copy.sequences import copy_sequences  # noqa: PLC0415
+    from parapply.copy.sequences import bring  # noqa: PLC0415
     from parapply.sequences import SequenceOptions  # noqa: PLC0415
 
-    return copy_sequences(config, taken(SequenceOptions, options), as_json=as_json)
+    return asyncio.run(bring(config, taken(SequenceOptions, options), as_json=as_json))
 
 
 @cli.command(
@@ -327,11 +338,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except ParapplyError as error:
-        return ending.report(error)
+        return _report(error)
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
     except OSError as error:
-        if not ending.is_unwritten(error):
+        if not _is_unwritten(error):
             raise
-        return ending.give_up_output(error)
+        return _give_up_output(error)
     return code if isinstance(code, int) else 0
+
+
+def _report(error: ParapplyError) -> int:
+    """Print an error of ours on standard error, and return its exit code."""
+    from parapply.errors import ConfigError  # noqa: PLC0415
+    from parapply.logs import is_journal, prioritized, redact_text  # noqa: PLC0415
+
+    # The configuration's errors come all at once, a line each; every other error is one line.
+    lines = str(error).splitlines() if isinstance(error, ConfigError) and not error.hint else [error.line()]
+    for line in lines:
+        text = f"parapply: {redact_text(line)}"
+        click.echo(prioritized(text.encode(), "error") if is_journal(sys.stderr) else text, err=True)
+    return error.exit_code
+
+
+def _is_unwritten(error: OSError) -> bool:
+    """Return whether an error comes from an open output, and not from a file by its name."""
+    return error.errno in _UNWRITTEN and error.filename is None
+
+
+def _give_up_output(error: OSError) -> int:
+    """Report in a line that standard output takes nothing; the rest is dropped, or Python tries it again."""
+    click.echo(f"parapply: standard output: {error.strerror}", err=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1

@@ -136,7 +136,11 @@ def migrate(*, daemon_log: Path | None, run_config: Path | None, is_dry: bool, i
         from parapply.migrate.options import Choice, MigrateOptions  # noqa: PLC0415
     if is_show:
         as_json = options["as_json"]
-        return _show(found, as_json=as_json) if isinstance(found, Several) else show.show_steps(found, as_json=as_json)
+        return (
+            _show(found, as_json=as_json)
+            if isinstance(found, Several)
+            else asyncio.run(show.show_steps(found, as_json=as_json))
+        )
     steps = {key: MigrationStep(options[key]) for key in ("only", "first", "last") if options[key]}
     how = taken(MigrateOptions, options, choice=taken(Choice, options), **steps)
     if isinstance(found, Several):
@@ -199,7 +203,7 @@ class _Several:
         for name, config in self._found.configs.items():
             log = self._log_folder / f"{config.source.slot}.log"
             members[name] = several.Member(config, _with_daemon(self._how, self._named(name, config), config, log))
-        ended, missing = several.migrate(members, is_dry=is_dry)
+        ended, missing = asyncio.run(several.migrate(members, is_dry=is_dry))
         found = {name: Result(one.exit_code, one.said, one.report(), one.error) for name, one in ended.items()}
         if self._how.as_json:
             servers = {"servers": [one._asdict() for one in missing]} if is_dry else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import click
@@ -24,7 +25,7 @@ def pause(*, tables: tuple[str, ...], **options: Any) -> None:
     config = load(options)
     from parapply.copy import command  # noqa: PLC0415
 
-    command.pause(config, tables)
+    asyncio.run(command.pause(config, tables))
 
 
 @click.command(epilog=_EPILOG)
@@ -36,4 +37,5 @@ def resume(*, tables: tuple[str, ...], connections: int, **options: Any) -> None
     config = load(options)
     from parapply.copy import command  # noqa: PLC0415
 
-    command.refresh(config, command.CopyOptions(connections=connections, truncates=True, tables=tables, resumes=True))
+    how = command.CopyOptions(connections=connections, truncates=True, tables=tables, resumes=True)
+    asyncio.run(command.refresh(config, how))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import click
@@ -44,6 +45,7 @@ def seed(*, is_preparing: bool, **options: Any) -> None:
     from parapply.seed.came_along import CameAlong  # noqa: PLC0415
 
     if is_preparing:
-        command.prepare(config)
+        asyncio.run(command.prepare(config))
         return
-    command.seed(config, taken(command.SeedOptions, options, cleans=tuple(map(CameAlong, options["cleans"]))))
+    how = taken(command.SeedOptions, options, cleans=tuple(map(CameAlong, options["cleans"])))
+    asyncio.run(command.seed(config, how))

@@ -129,17 +129,13 @@ def _check_found(found: list[dict[str, Any]], wanted: Filter) -> None:
         raise TargetRefused(f"no conflict {names} is kept", hint="see `parapply conflicts list`")
 
 
-def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: bool, as_json: bool) -> None:
+async def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: bool, as_json: bool) -> None:
     """Show what applying kept changes would do, ask, and do it in one transaction.
 
     Raises:
         ConfigError: a filter cannot be read.
         TargetRefused: one of them cannot be applied, and so none was.
     """
-    asyncio.run(_replay(config, wanted, is_dry=is_dry, assume_yes=assume_yes, as_json=as_json))
-
-
-async def _replay(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: bool, as_json: bool) -> None:
     schema = config.target.state_schema
     async with _opened(config, "conflicts") as (conn, slot_id):
         if not is_dry:

@@ -206,29 +206,13 @@ async def go_on(
     return True
 
 
-def refresh(config: Config, options: CopyOptions) -> None:
-    """Copy tables that were added to the publications, or single ones again, and join them to the stream.
-
-    The daemon may run at the same time. It continues with all other tables; it pauses at a change that is later than
-    the copy of its table, as long as that is under way.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `init`.
-    """
-    asyncio.run(_refresh(config, options))
-
-
-def pause(config: Config, tables: Sequence[str]) -> None:
+async def pause(config: Config, names: Sequence[str]) -> None:
     """Take tables out of the stream until `resume` copies them again; return when the daemon applies nothing to them.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: a table is not published; an end is not as it must be.
         LeaseHeld: another process copies.
     """
-    asyncio.run(_pause(config, tables))
-
-
-async def _pause(config: Config, names: Sequence[str]) -> None:
     schema = config.target.state_schema
     async with connect.open_both(config, "pause") as ends:
         found, known, published = await _slot_tables(config, ends)
@@ -288,7 +272,15 @@ async def _slot_tables(
     return found, await _known(config, ends, found.slot_id, published), published
 
 
-async def _refresh(config: Config, options: CopyOptions) -> None:
+async def refresh(config: Config, options: CopyOptions) -> None:
+    """Copy tables that were added to the publications, or single ones again, and join them to the stream.
+
+    The daemon may run at the same time. It continues with all other tables; it pauses at a change that is later than
+    the copy of its table, as long as that is under way.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `init`.
+    """
     schema = config.target.state_schema
     async with connect.open_both(config, "refresh") as ends:
         found, known, published = await _slot_tables(config, ends)

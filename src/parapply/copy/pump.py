@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from psycopg import sql
 
-    from parapply.copy.rate import RateLimit
+    from parapply.copy.places import RateLimit
     from parapply.source import slot
     from parapply.target.session import settings
 

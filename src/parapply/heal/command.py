@@ -114,17 +114,13 @@ class _Tables(msgspec.Struct, frozen=True, kw_only=True):
     known: copies.Copies
 
 
-def heal(config: Config, options: HealOptions) -> int:
+async def heal(config: Config, options: HealOptions) -> int:
     """Heal the slot, and return the exit code: 0; 1 of a dry run that has found something to copy.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: an end is not as it must be; the same command goes on.
         LeaseHeld: a daemon or another command works on the slot.
     """
-    return asyncio.run(_heal(config, options))
-
-
-async def _heal(config: Config, options: HealOptions) -> int:
     async with connect.open_both(config, "heal") as ends:
         run = await begin(config, options, ends, Voice(click.echo, partial(click.echo, err=True)))
         if run.lost is None:

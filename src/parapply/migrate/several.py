@@ -79,9 +79,9 @@ class Servers(NamedTuple):
     databases: list[str]
 
 
-def migrate(members: Mapping[str, Member], *, is_dry: bool) -> tuple[dict[str, Ended], list[Servers]]:
+async def migrate(members: Mapping[str, Member], *, is_dry: bool) -> tuple[dict[str, Ended], list[Servers]]:
     """Migrate all databases up to the step before the daemon, and return the end of each."""
-    return asyncio.run(_Several(members).run(is_dry=is_dry))
+    return await _Several(members).run(is_dry=is_dry)
 
 
 class _Several:

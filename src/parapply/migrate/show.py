@@ -6,7 +6,6 @@ documents alone are on standard output, and all lines on standard error.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
@@ -234,12 +233,8 @@ def _bar() -> Progress:
     )
 
 
-def show_steps(config: Config, *, as_json: bool) -> int:
+async def show_steps(config: Config, *, as_json: bool) -> int:
     """Print the steps and the progress of each; run none."""
-    return asyncio.run(_print_steps(config, as_json=as_json))
-
-
-async def _print_steps(config: Config, *, as_json: bool) -> int:
     known = await steps(config)
     if as_json:
         click.echo(msgspec.json.encode([known[step] for step in MigrationStep if step in known]).decode())

@@ -33,7 +33,6 @@ Sequences on the copy may be up to 32 values ahead, because recovery brings what
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -74,17 +73,13 @@ class SeedOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_dry: bool = False
 
 
-def prepare(config: Config) -> None:
+async def prepare(config: Config) -> None:
     """Make publication and slot for a copy that is still to be made; doing it again changes nothing.
 
     Raises:
         SourceRefused: the publication or the slot cannot be made, or is not as it must be.
         SlotBusy, SourceLost: a process reads the slot, or the connection broke.
     """
-    asyncio.run(_prepare(config))
-
-
-async def _prepare(config: Config) -> None:
     name, login = config.source.slot, config.source.login
     conn = await slot.connect(login, application_name=f"parapply seed {name}")
     async with conn, waits.looked_after(login, _say_waiting):
@@ -142,7 +137,7 @@ async def _make_publication(conn: slot.Connection, config: Config) -> None:
     click.echo(f"source: publication {name!r} made, for all tables")
 
 
-def seed(config: Config, options: SeedOptions) -> None:
+async def seed(config: Config, options: SeedOptions) -> None:
     """Join a copy to the slot; doing it again changes nothing.
 
     Raises:
@@ -152,10 +147,6 @@ def seed(config: Config, options: SeedOptions) -> None:
         SourceLost, TargetLost: a connection broke; the same command goes on.
     """
     check_despite("seed", options.despite, [WRITES, *came_along.ARGUABLE])
-    asyncio.run(_seed(config, options))
-
-
-async def _seed(config: Config, options: SeedOptions) -> None:
     name, schema = config.source.slot, config.target.state_schema
     async with await settings.connect_reader(config.target.login, f"parapply seed {name}") as reader:
         await joint.check_promoted(reader)
