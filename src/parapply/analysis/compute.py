@@ -69,9 +69,6 @@ def compute(
         begin: called with the title of each figure before it is computed.
         only: names of figures with a query; those that `limits.limits` takes must be among them.
         what_if: predict other numbers of workers, and these; None: nothing.
-
-    Raises:
-        ReportRefused: the log has the same records twice.
     """
     tables: Tables = {}
     for figure in FIGURES:

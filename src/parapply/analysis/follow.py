@@ -50,10 +50,6 @@ def look(
         every_s: seconds between two looks.
         on_load: called with the engine, the number of files that have been converted, and the store.
         stop: set by another thread, or by a signal.
-
-    Raises:
-        ReportRefused: as `job.convert`.
-        ReportFailed: as `job.convert`.
     """
     with engine.errors():
         store = checked_store(engine, request)

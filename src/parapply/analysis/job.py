@@ -156,11 +156,7 @@ def _scope(store: Store, request: ReportRequest) -> tuple[Scope, set[str] | None
 
 
 def _compared(store: Store, scope: Scope, steps: Steps) -> Tables:
-    """Return the tables of the span that is compared.
-
-    Raises:
-        ReportRefused: no record is in it.
-    """
+    """Return the tables of the span that is compared."""
     interval_s = make_views(store, scope)
     if not interval_s:
         raise ReportRefused("No record is in the span of --compare.", hint="times are in UTC, of commits on the target")

@@ -142,11 +142,7 @@ class Store:
         return found
 
     def check_log(self, log: str) -> None:
-        """Refuse another log than the one in the store, because their files may have the same names.
-
-        Raises:
-            ReportRefused: it is another one.
-        """
+        """Refuse another log than the one in the store, because their files may have the same names."""
         others = sorted(self._logs - {self._storage.qualified(log)})
         if others:
             raise ReportRefused(

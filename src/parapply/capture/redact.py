@@ -244,11 +244,7 @@ class FrameReplacement:
         self._tables[table.oid] = tuple(found)
 
     def replaced(self, frame: bytes, *, in_stream: bool) -> bytes:
-        """Return a frame with its values replaced; one without values as it is.
-
-        Raises:
-            ProtocolError: it cannot be read.
-        """
+        """Return a frame with its values replaced; one without values as it is."""
         kind = frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + 1]
         if kind not in _WITH_VALUES:
             return frame

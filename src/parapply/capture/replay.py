@@ -155,11 +155,7 @@ def _group(
 
 
 def _check_options(found: CaptureFound) -> None:
-    """Refuse a stream that was asked for in a way that no capture asks for.
-
-    Raises:
-        CaptureRefused: it was.
-    """
+    """Refuse a stream that was asked for in a way that no capture asks for."""
     given = found.start.options
     if given.get("streaming", "off") not in _STREAMINGS or given.get("origin", "any") not in _ORIGINS:
         raise CaptureRefused(

@@ -165,11 +165,7 @@ class Scratch:
         self.tables = [(table.schema, table.name) for table in found.tables]
 
     async def mark(self) -> None:
-        """Make sure that nothing of anyone else is in the database.
-
-        Raises:
-            TargetRefused: something is.
-        """
+        """Make sure that nothing of anyone else is in the database."""
         with target_errors("looking into the scratch database"):
             is_marked = await rows(
                 self._conn, sql.SQL("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1"), [MARK]

@@ -71,11 +71,7 @@ class After:
         self.end_lsn = lsn
 
     def take(self, frames: Sequence[bytes]) -> list[bytes]:
-        """Return the frames to hand on.
-
-        Raises:
-            ProtocolError: a frame cannot be read.
-        """
+        """Return the frames to hand on."""
         kept: list[bytes] = []
         for frame in frames:
             kind = frame[_KIND_AT : _KIND_AT + 1]
@@ -202,11 +198,7 @@ class CapturedStream:
         )  # fmt: skip
 
     async def run(self) -> None:
-        """Read the files to their end, and wait to be cancelled.
-
-        Raises:
-            CaptureRefused: a block is not what was written.
-        """
+        """Read the files to their end, and wait to be cancelled."""
         places = self._read.places
         first = first_place(places, self._given_lsn)
         for place in places[first:]:

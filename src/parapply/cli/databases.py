@@ -48,9 +48,10 @@ def check(*, as_json: bool, **options: Any) -> int:
         raise click.UsageError("--schema and --truncate belong to --copy")
     found = configs(options)
     from parapply.check import look, show  # noqa: PLC0415
+    from parapply.check.source import CheckOptions  # noqa: PLC0415
 
     providers = {key: Provider(options[key]) for key in ("provider", "target_provider") if options[key] is not None}
-    how = taken(look.CheckOptions, options, **providers)
+    how = taken(CheckOptions, options, **providers)
     if not isinstance(found, Several):
         report = asyncio.run(look.look(found, how))
         show.show(report, as_json=as_json)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import contextmanager
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,8 +35,9 @@ def together(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _
 
 
 def taken(kind: type[_Struct], options: Mapping[str, Any], **more: Any) -> _Struct:
-    """Return a struct of the options that are named as its fields; one that is not given leaves the field's default."""
-    given = {name: options[name] for name in signature(kind).parameters if options.get(name) is not None}
+    """Return a struct, or a named tuple, of the options that have the names of its fields; None leaves the default."""
+    fields = getattr(kind, "__struct_fields__", ()) or getattr(kind, "_fields", ())
+    given = {name: options[name] for name in fields if options.get(name) is not None}
     return kind(**{**given, **more})
 
 

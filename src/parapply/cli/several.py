@@ -193,11 +193,7 @@ def _chosen(names: Iterable[str], included: Collection[str], excluded: Collectio
 
 
 def _check_named(given: Sequence[str], names: Collection[str], left_out: dict[str, str]) -> None:
-    """Refuse a name of no database, which may be misspelt.
-
-    Raises:
-        ConfigError: such a name is given.
-    """
+    """Refuse a name of no database, which may be misspelt."""
     from parapply.config_values import did_you_mean  # noqa: PLC0415
 
     lines = [

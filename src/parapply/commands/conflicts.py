@@ -48,11 +48,7 @@ async def _opened(config: Config, command: str) -> AsyncIterator[tuple[Connectio
 
 
 def list_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
-    """Print conflicts without their rows.
-
-    Raises:
-        ConfigError: a filter cannot be read.
-    """
+    """Print conflicts without their rows."""
     found = asyncio.run(_read(config, wanted))
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -165,11 +161,7 @@ async def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assu
 
 
 def drop_conflicts(config: Config, wanted: Filter, *, assume_yes: bool, as_json: bool) -> None:
-    """Drop conflicts from the history; asks first.
-
-    Raises:
-        ConfigError, TargetRefused, TargetLost: as `list_conflicts`.
-    """
+    """Drop conflicts from the history; asks first."""
     n_dropped = asyncio.run(_drop(config, wanted, assume_yes=assume_yes))
     click.echo(json.dumps({"dropped": n_dropped}) if as_json else f"{n_dropped} dropped")
 

@@ -38,9 +38,6 @@ async def run(
         timeout_s: how long to wait.
         command: program and arguments; without one the snapshots are kept until SIGTERM or Ctrl-C.
         as_json: print one JSON document.
-
-    Raises:
-        ParapplyError, TargetRefused, TargetLost: as `ask.snapshots`.
     """
     async with snapshots(configs, lsn=lsn, timeout_s=timeout_s) as taken:
         if as_json:

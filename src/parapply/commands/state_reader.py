@@ -115,9 +115,6 @@ class StateReader:
 
         Returns:
             A JSON document, as `status_schema.StatusDocument` describes it.
-
-        Raises:
-            TargetRefused: the target knows nothing of the slot.
         """
         try:
             report = await self._read_target()

@@ -277,9 +277,6 @@ class CopyLoad:
 
         Such a command is later than the snapshot, whose rows would get defaults that they never had, or come to columns
         that now have each other's names. COPY holds a lock, so the columns stay as they are.
-
-        Raises:
-            TargetRefused: they have.
         """
         if await on_target.shapes(target, [table]) != {table.full_name: self._shapes[table.full_name]}:
             raise TargetRefused(
@@ -373,9 +370,6 @@ async def _check_file(source: slot.Connection, part: Part) -> None:
 
     A table that is rewritten is empty for a snapshot from before, or its rows are in other pages (PostgreSQL manual,
     "Caveats" of MVCC). From the COPY on the session holds a lock, so its file stays as it is.
-
-    Raises:
-        SourceRefused: it was rewritten, or is another relation now.
     """
     relation = f"{part.schema}.{part.name}"
     quoted = sql.Identifier(part.schema, part.name).as_string(None)

@@ -174,11 +174,7 @@ def _without(table: PublishedTable, omitted: Sequence[str]) -> PublishedTable:
 
 
 async def check_readable(conn: Connection, tables: Sequence[PublishedTable]) -> None:
-    """Refuse tables that the role may not read, all of them in one message; partitions are read separately.
-
-    Raises:
-        SourceRefused: there are some.
-    """
+    """Refuse tables that the role may not read, all of them in one message; partitions are read separately."""
     query: LiteralString = """
         SELECT DISTINCT w.schema_name || '.' || w.table_name
           FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)

@@ -48,9 +48,6 @@ def find_pg_dump(path: str | None) -> str:
 
     Args:
         path: as given by the user; None to look in PATH.
-
-    Raises:
-        ConfigError: the program is missing.
     """
     found = shutil.which(path or "pg_dump")
     if found is None:
@@ -91,11 +88,7 @@ async def connection(login: Login, environ: Mapping[str, str]) -> tuple[str, dic
 
 
 async def check_version(program: str, source_version_num: int) -> None:
-    """Refuse a pg_dump that is older than the publisher, before it is needed.
-
-    Raises:
-        ConfigError: it is, or it does not report its version.
-    """
+    """Refuse a pg_dump that is older than the publisher, before it is needed."""
     process = await asyncio.create_subprocess_exec(
         program, "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )

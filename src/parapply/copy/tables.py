@@ -314,11 +314,7 @@ async def deferrable_indexes(conn: Connection, tables: Sequence[PublishedTable])
 
 
 async def check_owned(conn: Connection, tables: Sequence[PublishedTable]) -> None:
-    """Refuse tables whose indexes the role may not drop, or not make again, all of them in one message.
-
-    Raises:
-        TargetRefused: there are some.
-    """
+    """Refuse tables whose indexes the role may not drop, or not make again, all of them in one message."""
     found = await deferrable_indexes(conn, tables)
     names = [
         f"{schema}.{table}"

@@ -23,11 +23,7 @@ IS_LEFT: Final = "tables that are complete stay, and the same command goes on wi
 
 
 async def check_commands(config: Config, snapshot: SourceSnapshot, have_run: Collection[int]) -> None:
-    """Refuse a slot behind commands that the schema does not have: the stream does not bring them.
-
-    Raises:
-        SourceRefused: there are some.
-    """
+    """Refuse a slot behind commands that the schema does not have: the stream does not bring them."""
     login, name = config.source.login, f"parapply copy {config.source.slot}"
     async with await snapshots.open_reader(login, name, snapshot) as reader:
         missed = sorted(await ddl_queue.numbers(reader) - set(have_run))
@@ -64,9 +60,6 @@ async def check_unchanged(
 
     Returns:
         How they are published in the snapshot.
-
-    Raises:
-        SourceRefused: one did, or came.
     """
     login, name = config.source.login, f"parapply copy {config.source.slot}"
     async with await snapshots.open_reader(login, name, snapshot) as reader:

@@ -60,11 +60,7 @@ class ClientSessions:
         return f"the source's database {self._source.info.dbname!r} is read only, {n_ended} sessions ended"
 
     async def end_others(self, deadline_s: float) -> None:
-        """End what has a name like the daemon's, which is gone, and is another program's.
-
-        Raises:
-            SourceRefused, SourceLost, ParapplyError: as `fence.end_writers`.
-        """
+        """End what has a name like the daemon's, which is gone, and is another program's."""
         if self._fenced_at is not None:
             kept = await self._look.kept(with_daemon=False)
             await fence.end_writers(self._source, kept, self._fenced_at, deadline_s)

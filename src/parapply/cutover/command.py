@@ -142,11 +142,7 @@ class _Cutover:
         await self._poolers.close()
 
     async def meet(self) -> None:
-        """Wait until the state of all databases of the command is known.
-
-        Raises:
-            ParapplyError: another one cannot be looked at.
-        """
+        """Wait until the state of all databases of the command is known."""
         has_passed = not self._notes.step.is_before(CutoverStep.OPENING)
         if has_passed:
             self._meeting.has_opened(self._name)
@@ -185,11 +181,7 @@ class _Cutover:
             raise
 
     def _check_goes_on(self, row: cutovers.Cutover) -> None:
-        """Refuse to go on with a cut-over that is taken back, or that has another way back.
-
-        Raises:
-            TargetRefused, ConfigError: it is one.
-        """
+        """Refuse to go on with a cut-over that is taken back, or that has another way back."""
         if row.step is CutoverStep.UNDOING:
             raise TargetRefused(
                 "the last cut-over is being taken back, and that is not finished", hint="the same command with --undo"

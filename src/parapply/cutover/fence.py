@@ -15,12 +15,12 @@ import os
 import time
 from asyncio.subprocess import DEVNULL
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import psycopg
 from psycopg import conninfo, sql
 
+from parapply.check.server import read_rows
 from parapply.errors import ParapplyError, SourceRefused
 from parapply.model import parse_lsn
 from parapply.quoting import shown
@@ -96,12 +96,6 @@ def few(texts: Sequence[str]) -> str:
     return ", ".join(texts[:most]) + more
 
 
-async def _rows(conn: Connection, query: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-    async with psycopg.AsyncRawCursor(conn) as cursor:
-        await cursor.execute(query.encode(), params)
-        return await cursor.fetchall()
-
-
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """The sessions that stay."""
 
@@ -112,14 +106,14 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 async def _sessions(conn: Connection, kept: Kept) -> list[_Session]:
     with source_errors("reading the sessions"):
-        found = await _rows(conn, _SESSIONS, [list(kept.roles), list(kept.pids), kept.with_daemon])
+        found = await read_rows(conn, _SESSIONS, [list(kept.roles), list(kept.pids), kept.with_daemon])
         return [_Session(*row) for row in found]
 
 
 async def prepared(conn: Connection) -> list[str]:
     """Return the names of prepared transactions of the database, which can be committed by any session later."""
     with source_errors("reading the prepared transactions"):
-        return [str(gid) for (gid,) in await _rows(conn, _PREPARED)]
+        return [str(gid) for (gid,) in await read_rows(conn, _PREPARED)]
 
 
 async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
@@ -130,7 +124,7 @@ async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
         " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
     )
     with source_errors("looking whether the database can be fenced"):
-        ((role, owner, database, is_owner),) = await _rows(conn, query)
+        ((role, owner, database, is_owner),) = await read_rows(conn, query)
     if is_owner:
         return []
     owned, quoted = shown(owner), shown(role)
@@ -153,8 +147,8 @@ async def refusals(conn: Connection, kept: Kept) -> list[SourceRefused]:
            AND s.setdatabase IN (0, (SELECT oid FROM pg_catalog.pg_database
                                       WHERE datname = pg_catalog.current_database()))"""
     with source_errors("looking whether the database can be fenced"):
-        exempted = sorted({str(name) for (name,) in await _rows(conn, exempt)} - set(kept.roles))
-        ((role,),) = await _rows(conn, "SELECT CURRENT_USER::text")
+        exempted = sorted({str(name) for (name,) in await read_rows(conn, exempt)} - set(kept.roles))
+        ((role,),) = await read_rows(conn, "SELECT CURRENT_USER::text")
     found = await refusals_of_owner(conn)
     held = [str(one) for one in await _sessions(conn, kept) if not one.may_be_ended]
     if held:
@@ -185,7 +179,7 @@ async def is_up(conn: Connection) -> bool:
          WHERE s.setrole = 0 AND d.datname = pg_catalog.current_database()
            AND one = 'default_transaction_read_only=on')"""
     with source_errors("looking whether the database is fenced"):
-        ((found,),) = await _rows(conn, query)
+        ((found,),) = await read_rows(conn, query)
     return bool(found)
 
 
@@ -218,7 +212,7 @@ async def _end(conn: Connection, kept: Kept, sessions: Sequence[_Session], deadl
     old = {one.pid: one for one in sessions}
     for one in sessions:
         with source_errors(f"ending {one}"):
-            await _rows(conn, "SELECT pg_catalog.pg_terminate_backend($1::int)", [one.pid])
+            await read_rows(conn, "SELECT pg_catalog.pg_terminate_backend($1::int)", [one.pid])
     while old:
         there = {one.pid for one in await _sessions(conn, kept)}
         old = {pid: one for pid, one in old.items() if pid in there}
@@ -231,7 +225,7 @@ async def _wait_for_starting(conn: Connection, deadline_s: float) -> None:
     starting: set[int] | None = None
     while starting is None or starting:
         with source_errors("reading which sessions start"):
-            now = {int(pid) for (pid,) in await _rows(conn, _STARTING)}
+            now = {int(pid) for (pid,) in await read_rows(conn, _STARTING)}
         starting = now if starting is None else starting & now
         if starting:
             await _wait([f"process {pid}" for pid in sorted(starting)], "did not start in time", deadline_s)
@@ -263,7 +257,7 @@ async def end_readers(conn: Connection, kept: Kept, lifted_at: datetime, deadlin
 
 async def _now(conn: Connection) -> datetime:
     with source_errors("reading the clock"):
-        ((now,),) = await _rows(conn, "SELECT pg_catalog.clock_timestamp()")
+        ((now,),) = await read_rows(conn, "SELECT pg_catalog.clock_timestamp()")
     assert isinstance(now, datetime)
     return now
 
@@ -283,9 +277,6 @@ async def run_command(command: str, conn: Connection, *, is_on: bool) -> None:
     """Run the operator's command; its output goes to standard error.
 
     It finds `PARAPPLY_FENCE`, on or off, and `PARAPPLY_FENCE_DSN`, the database and server that are meant.
-
-    Raises:
-        ParapplyError: it failed.
     """
     info = conn.info
     place = conninfo.make_conninfo(host=info.host, port=info.port, dbname=info.dbname)
@@ -308,7 +299,7 @@ async def last_lsn(conn: Connection, deadline_s: float) -> int:
     """
     while True:
         with source_errors("reading the transactions in progress"):
-            writing = await _rows(conn, _WRITING)
+            writing = await read_rows(conn, _WRITING)
         if not writing:
             break
         if time.monotonic() >= deadline_s:
@@ -333,5 +324,5 @@ async def mark(conn: Connection) -> int:
     with source_errors("marking the end of the source's writes"):
         async with conn.transaction():
             await conn.execute("SET LOCAL synchronous_commit = local")
-            ((lsn,),) = await _rows(conn, query)
+            ((lsn,),) = await read_rows(conn, query)
     return parse_lsn(lsn)

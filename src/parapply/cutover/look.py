@@ -13,7 +13,8 @@ from psycopg import sql
 
 from parapply.check.findings import Code, Finding, Severity
 from parapply.check.kinds import KINDS
-from parapply.check.look import CheckOptions, look_at
+from parapply.check.look import look_at
+from parapply.check.source import CheckOptions
 from parapply.copy.published import published_tables
 from parapply.cutover import fence, way_back
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
@@ -121,11 +122,7 @@ class CutoverLook:
         await way_back.check_covers(self._back.source, self._reverse, tables, is_made=is_made)
 
     async def check_copied(self, low_lsn: int) -> None:
-        """Refuse tables of which the target does not have all, as `refusals` does; no copy runs since the fence.
-
-        Raises:
-            TargetRefused: there are some.
-        """
+        """Refuse tables of which the target does not have all, as `refusals` does; no copy runs since the fence."""
         copied = await copies.load(self._ahead.target, self._forward.target.state_schema, self._slot_id)
         for error in self._of_copies(copied, low_lsn):
             raise error

@@ -15,10 +15,10 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-import psycopg
 from psycopg import conninfo, sql
 
 from parapply import connect
+from parapply.check.server import read_rows
 from parapply.cutover.fence import few
 from parapply.cutover.pooler import without_secrets
 from parapply.errors import SourceRefused, TargetRefused
@@ -85,13 +85,11 @@ def publication_sql(config: Config, tables: Sequence[PublishedTable]) -> sql.Com
 async def missing_publications(conn: slot.Connection, names: Sequence[str]) -> list[str]:
     """Return the publications that are not on a server."""
     with source_errors("reading the publications"):
-        async with psycopg.AsyncRawCursor(conn) as cursor:
-            await cursor.execute(
-                "SELECT one FROM pg_catalog.unnest($1::text[]) AS one"
-                " WHERE one NOT IN (SELECT pubname FROM pg_catalog.pg_publication)",
-                [list(names)],
-            )
-            return [str(name) for (name,) in await cursor.fetchall()]
+        query = (
+            "SELECT one FROM pg_catalog.unnest($1::text[]) AS one"
+            " WHERE one NOT IN (SELECT pubname FROM pg_catalog.pg_publication)"
+        )
+        return [str(name) for (name,) in await read_rows(conn, query, [list(names)])]
 
 
 async def without_identity(ends: Connections, tables: Sequence[PublishedTable]) -> list[str]:
@@ -114,9 +112,6 @@ async def check_covers(
         config: of the way back.
         tables: that the stream publishes.
         is_made: the cut-over has made the publication, and drops it when everything is taken back.
-
-    Raises:
-        SourceRefused: they do.
     """
     operations = await slot.check_publications(conn, config.source.publications)
     if left_out := _OPERATIONS - operations:
@@ -136,9 +131,7 @@ async def check_covers(
             else f"ALTER PUBLICATION {shown(config.source.publications[0])} ADD TABLE {named} on the target",
         )
     with source_errors("reading the publications"):
-        async with psycopg.AsyncRawCursor(conn) as cursor:
-            await cursor.execute(_IN_PART, [list(config.source.publications)])
-            in_part = [str(name) for (name,) in await cursor.fetchall()]
+        in_part = [str(name) for (name,) in await read_rows(conn, _IN_PART, [list(config.source.publications)])]
     if in_part:
         raise SourceRefused(
             f"the publication of the way back has a row filter or a column list for {few(in_part)}",
@@ -201,11 +194,7 @@ async def stale_state(ends: Connections, config: Config) -> tuple[int | None, st
 
 
 async def check_none_under_way(ends: Connections, config: Config, other_way: str) -> None:
-    """Refuse to begin, to go on or to undo while a cut-over in the other direction is under way.
-
-    Raises:
-        TargetRefused: it is.
-    """
+    """Refuse to begin, to go on or to undo while a cut-over in the other direction is under way."""
     schema, name = config.target.state_schema, config.source.slot
     found = await state_of(ends, config)
     other = None if found is None else await cutovers.read(ends.target, schema, found.slot_id)
@@ -229,11 +218,7 @@ async def make_state(ends: Connections, config: Config, takeover_lsn: int) -> No
 
 
 async def drop_state(ends: Connections, config: Config, slot_id: int) -> None:
-    """Remove the state of a slot on the old source, with its origins.
-
-    Raises:
-        LeaseHeld: a daemon applies it.
-    """
+    """Remove the state of a slot on the old source, with its origins."""
     await lease.take_lease(ends.target, slot_id, 0)
     held = [gid for gid, _ in (await prepared.pending(ends.target, slot_id)).values()]
     if held:

@@ -70,11 +70,7 @@ def find_binaries(major: int | None = None) -> PgBinaries:
 
 
 def available() -> list[PgBinaries]:
-    """Return one set of programs for each major version found, newest first.
-
-    Raises:
-        DemoError: PARAPPLY_PGBIN names a directory without a server that this user can run.
-    """
+    """Return one set of programs for each major version found, newest first."""
     found: dict[int, PgBinaries] = {}
     for one in _in_order():
         found.setdefault(one.major, one)
@@ -93,9 +89,6 @@ def find_program(name: str, preferred: PgBinaries) -> Path:
     """Return a client program, of the preferred version if it has it, else of the nearest newer or older one.
 
     Some distributions of the server lack psql and pgbench; clients of another major version serve as well.
-
-    Raises:
-        DemoError: no version on this machine has it.
     """
     own = preferred.bin_dir / name
     if os.access(own, os.X_OK):

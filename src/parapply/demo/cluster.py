@@ -79,9 +79,6 @@ class Cluster:
             name: letters, digits, `_` and `-`; seen in the directory's name and in errors.
             unix_socket: listen also on a Unix socket in `socket_dir`.
             environment: variables of the postmaster, over ours.
-
-        Raises:
-            DemoError: no programs, or no account to run them.
         """
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise DemoError(f"{name!r} cannot name a server: use letters, digits, _ and -.")
@@ -122,11 +119,7 @@ class Cluster:
 
     @property
     def pid(self) -> int:
-        """Process id of the postmaster.
-
-        Raises:
-            DemoError: the server does not run.
-        """
+        """Process id of the postmaster."""
         return self._running().pid
 
     @property
@@ -135,11 +128,7 @@ class Cluster:
         return self._guardian.pid if self._guardian else None
 
     def init(self) -> None:
-        """Make the directory and the database cluster.
-
-        Raises:
-            DemoError: `initdb` failed, or the parent directory does not suit.
-        """
+        """Make the directory and the database cluster."""
         base = Path(tempfile.mkdtemp(prefix=f"parapply-{self.name}-", dir=self._parent))
         if self._unix_socket and len(os.fsencode(base / f".s.PGSQL.{self.port}")) > _SOCKET_PATH_BYTES:
             base.rmdir()
@@ -190,9 +179,6 @@ class Cluster:
         """Kill the postmaster and all its children with SIGKILL, and return when they are gone.
 
         Written data stays in the operating system's cache, so `fsync = off` loses nothing here.
-
-        Raises:
-            DemoError: the server does not run, or the machine has no /proc.
         """
         process = self._running()
         self._shared_memory.remember(self.data_dir)

@@ -81,11 +81,7 @@ class Guardian:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address that no process listens on; one may take it any moment.
-
-    Raises:
-        DemoError: none was found.
-    """
+    """Return a TCP port of the loopback address that no process listens on; one may take it any moment."""
     for _ in range(_PORT_ATTEMPTS):
         port = secrets.choice(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -98,9 +94,6 @@ def processes_in(data_dir: Path) -> list[int]:
     """Return the ids of all processes whose working directory is a data directory: the postmaster and its children.
 
     Children of a killed postmaster get another parent, so their parent cannot be used to find them.
-
-    Raises:
-        DemoError: the machine has no /proc.
     """
     if not Path("/proc/self").exists():
         raise DemoError("Finding a server's processes needs /proc.", hint="run this on Linux")
@@ -115,11 +108,7 @@ def processes_in(data_dir: Path) -> list[int]:
 
 
 def kill_processes_in(data_dir: Path, *, timeout_s: float) -> None:
-    """Kill every process of a data directory and return when all are gone.
-
-    Raises:
-        DemoError: some were still there after `timeout_s` seconds.
-    """
+    """Kill every process of a data directory and return when all are gone."""
     deadline_s = time.monotonic() + timeout_s
     while pids := processes_in(data_dir):
         if time.monotonic() > deadline_s:

@@ -60,9 +60,6 @@ class PgServer(Cluster):
         """Start the server and return when it answers; crash recovery is over then.
 
         The port stays the same over restarts. Only the very first start takes another one if it was lost since.
-
-        Raises:
-            DemoError: it ended or did not answer within `timeout_s` seconds; the message holds the end of its log.
         """
         if self.is_running():
             return
@@ -95,9 +92,6 @@ class PgServer(Cluster):
             user: role.
             unix_socket: connect through the socket in `socket_dir` instead of TCP.
             extra: further libpq parameters, such as `application_name`.
-
-        Raises:
-            DemoError: a Unix socket was asked for and the server has none.
         """
         host = self.socket_dir if unix_socket else "127.0.0.1"
         if host is None:
@@ -127,11 +121,7 @@ class PgServer(Cluster):
         env: Mapping[str, str] | None = None,
         timeout_s: float = _PROGRAM_TIMEOUT_S,
     ) -> subprocess.CompletedProcess[str]:
-        """Run psql, pgbench or another client against this server and return its output as text.
-
-        Raises:
-            DemoError: it failed (the message holds what it wrote), or ran longer than `timeout_s` seconds.
-        """
+        """Run psql, pgbench or another client against this server and return its output as text."""
         command = [str(self.program(program)), *args]
         try:
             done = subprocess.run(  # noqa: S603 - programs of the installation, no shell

@@ -78,9 +78,6 @@ class Stage:
             target_settings: of the subscriber, over `settings`.
             target_environment: variables of the subscriber's process, over ours.
             is_local: systems reach the publisher by its Unix socket, not by TCP.
-
-        Raises:
-            DemoError: PostgreSQL 18 is not on this machine.
         """
         self._interrupts = interrupts
         self._name = name
@@ -95,11 +92,7 @@ class Stage:
         self._is_kept = False
 
     def __enter__(self) -> Self:
-        """Start both servers.
-
-        Raises:
-            DemoError: one did not start; nothing is left behind.
-        """
+        """Start both servers."""
         with self._interrupts.held():
             self._make_directory()
         try:
@@ -149,11 +142,7 @@ class Stage:
         return self.source.dsn(BANK, unix_socket=self._is_local)
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
-        """Start a process that writes to a log; the terminal's Ctrl-C is ours to handle, not its.
-
-        Raises:
-            OSError: the program cannot be run.
-        """
+        """Start a process that writes to a log; the terminal's Ctrl-C is ours to handle, not its."""
         with self._interrupts.held(), output.open("ab") as file:
             process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True
@@ -173,9 +162,6 @@ class Stage:
         """Make the same bank on both servers, and publish it.
 
         pgbench fills its tables the same way every time, so there is nothing to copy.
-
-        Raises:
-            DemoError: a server or pgbench failed.
         """
         for server in (self.source, self.target):
             server.execute(f"CREATE DATABASE {BANK}")

@@ -216,11 +216,7 @@ class HealRun:
         return self.found.lost
 
     async def tables(self) -> _Tables:
-        """Return the tables to compare; refuse those that cannot be compared or written.
-
-        Raises:
-            SourceRefused, SourceLost, TargetRefused, TargetLost: some cannot be, or an end is away.
-        """
+        """Return the tables to compare; refuse those that cannot be compared or written."""
         config = self._config
         config.mapping.check_rows(self._options.whole)
         published = await published_tables(self._source, config.source.publications, config.mapping)
@@ -372,11 +368,7 @@ class HealRun:
         self._voice.say(f"{len(left)} of {len(tables.compared)} tables differ; {n_rows:,} rows to copy or delete")
 
     def _check_budget(self, left: Sequence[HealPlan]) -> None:
-        """Refuse more rows than are allowed.
-
-        Raises:
-            TargetRefused: there are more.
-        """
+        """Refuse more rows than are allowed."""
         n_rows = sum(plan.n_rows for plan in left)
         if n_rows > self._options.max_rows:
             raise TargetRefused(

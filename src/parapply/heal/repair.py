@@ -45,11 +45,7 @@ _AGAIN: Final = "stop the clients that write to it, and run the same command aga
 
 
 async def check_temporary(target: settings.Connection) -> None:
-    """Refuse a role that may not make temporary tables.
-
-    Raises:
-        TargetRefused: it may not.
-    """
+    """Refuse a role that may not make temporary tables."""
     query = sql.SQL(
         "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY'),"
         " pg_catalog.quote_ident(pg_catalog.current_database()), pg_catalog.quote_ident(CURRENT_USER)"
@@ -97,11 +93,7 @@ async def repair(source: slot.Connection, writer: Writer, plan: HealPlan, *, che
 
 
 async def _check(target: settings.Connection, plan: HealPlan, wanted: Summary, problem: str) -> None:
-    """Refuse ranges that are not what they must be.
-
-    Raises:
-        TargetRefused: they are not.
-    """
+    """Refuse ranges that are not what they must be."""
     end = VerifyEnd([target], is_source=False)
     found = await end.summary(plan.compared, lambda *_: None, plan.ranges)
     if only(found, plan.ranges) != wanted:

@@ -161,11 +161,7 @@ class _Run:
             await asyncio.sleep(_POLL_S)
 
     async def _keep_choice(self, row: migrations.StepRow | None) -> None:
-        """Go on with the tables and objects that the migration was begun with.
-
-        Raises:
-            ConfigError: others are asked for now.
-        """
+        """Go on with the tables and objects that the migration was begun with."""
         if row is None or not row.options:
             return
         kept = msgspec.json.decode(row.options.encode(), type=Choice)

@@ -55,11 +55,7 @@ class Daemon:
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
-        """Do nothing if it runs.
-
-        Raises:
-            ParapplyError: it has ended without being stopped.
-        """
+        """Do nothing if it runs."""
         if self._process is not None and self._process.poll():
             raise ParapplyError(
                 f"the daemon has ended with {self._process.returncode}: {self._last_word()}",
@@ -78,11 +74,7 @@ class Daemon:
         return not self.is_running
 
     async def end(self) -> None:
-        """Return when it has come to its end, at once if it was not started here.
-
-        Raises:
-            ParapplyError: it has failed.
-        """
+        """Return when it has come to its end, at once if it was not started here."""
         while self.is_running:  # noqa: ASYNC110  another process ends
             await asyncio.sleep(_POLL_S)
         self.check()
@@ -155,11 +147,7 @@ async def reach(  # noqa: PLR0913, PLR0917  whose, where to
 async def small_lag(  # noqa: PLR0913, PLR0917  whose, how small
     config: Config, target: Connection, slot_id: int, daemon: Daemon, max_lag_s: float, counter: Counter
 ) -> float:
-    """Return the lag in seconds once it is small.
-
-    Raises:
-        ParapplyError: the daemon has ended before.
-    """
+    """Return the lag in seconds once it is small."""
     n_looks = 0
     while True:
         low_lsn, lag_s, state, reason, seconds = await _progress(config, target, slot_id)
@@ -174,11 +162,7 @@ async def small_lag(  # noqa: PLR0913, PLR0917  whose, how small
 
 
 async def until_it_ends(config: Config, target: Connection, slot_id: int, daemon: Daemon, counter: Counter) -> str:
-    """Show the lag until the daemon has ended, as a cut-over ends it, and return its last state.
-
-    Raises:
-        ParapplyError: it has ended without being stopped.
-    """
+    """Show the lag until the daemon has ended, as a cut-over ends it, and return its last state."""
     # One of ours that has lost its session comes back.
     while daemon.is_running or await lease.holders(target, slot_id):
         low_lsn, lag_s, state, *_ = await _progress(config, target, slot_id)

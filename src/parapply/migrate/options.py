@@ -78,11 +78,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def check_patterns(patterns: Sequence[str]) -> None:
-    """Refuse a pattern that can match no table, because it has no schema.
-
-    Raises:
-        ConfigError: a pattern has no schema.
-    """
+    """Refuse a pattern that can match no table, because it has no schema."""
     if wrong := [pattern for pattern in patterns if "." not in pattern]:
         raise ConfigError(
             f"{', '.join(wrong)}: a pattern is schema.table, as in public.audit_* or archive.*",

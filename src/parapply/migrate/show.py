@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from parapply import connect
+from parapply.copy.bar import terminal_progress
 from parapply.printable import printable
 from parapply.source import slot
 from parapply.target.state import migrations
@@ -141,7 +142,7 @@ class Counter:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         if total and not is_json and sys.stderr.isatty():
-            self._bar = _bar()
+            self._bar = terminal_progress()
             self._task = self._bar.add_task(step.value, total=total, figures="")
             self._bar.start()
 
@@ -216,21 +217,6 @@ class Counter:
         names = "; ".join([printable(name) for name in list(self._names)[:2]])
         of = f" of {self.total:,}" if self.total else ""
         return f"{self.done:,}{of} {self.unit}{size}{f'  {names}' if names else ''}"
-
-
-def _bar() -> Progress:
-    from rich.console import Console  # noqa: PLC0415  a tenth of a second, not needed without a terminal
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[figures]}", markup=False),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
 
 
 async def show_steps(config: Config, *, as_json: bool) -> int:

@@ -165,11 +165,7 @@ def _what(kind: CameAlong) -> str:
 async def clean(
     conn: Connection, schema: str, names: dict[CameAlong, list[str]], cleaned: Collection[CameAlong]
 ) -> list[str]:
-    """End what came along, of the kinds that are named, and return lines that say so.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-    """
+    """End what came along, of the kinds that are named, and return lines that say so."""
     lines = []
     for kind, some in names.items():
         if kind not in cleaned:

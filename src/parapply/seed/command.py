@@ -113,11 +113,7 @@ def _say_waiting(one: BlockedSession) -> None:
 
 
 async def _make_publication(conn: slot.Connection, config: Config) -> None:
-    """Make the publication, of all tables, if only one is configured and it is missing.
-
-    Raises:
-        SourceRefused: the role may not.
-    """
+    """Make the publication, of all tables, if only one is configured and it is missing."""
     names = config.source.publications
     if len(names) != 1:
         return
@@ -171,11 +167,7 @@ async def seed(config: Config, options: SeedOptions) -> None:
 
 
 def _check_may_clean(options: SeedOptions, found: state.SlotState) -> None:
-    """Refuse to clean a target on which a daemon has worked: its slots and jobs may be newer.
-
-    Raises:
-        TargetRefused: one has.
-    """
+    """Refuse to clean a target on which a daemon has worked: its slots and jobs may be newer."""
     if options.cleans and (found.recorded or found.has_forgotten):
         raise TargetRefused(
             f"target: a daemon has applied changes of slot {found.slot_name!r}, and objects may be newer than the copy",
@@ -198,11 +190,7 @@ class _Run:
         self._marks: dict[int, str] = {}
 
     async def look(self) -> None:
-        """Find where the copy joins, and refuse it if it cannot; change nothing.
-
-        Raises:
-            SourceRefused, SourceLost, TargetRefused, TargetLost: it cannot, or an end cannot be asked.
-        """
+        """Find where the copy joins, and refuse it if it cannot; change nothing."""
         config, ends = self._config, self._ends
         await connect.check_apart(config, ends, self.facts)
         await connect.check_back(config, ends.source, self.facts)
@@ -265,11 +253,7 @@ class _Run:
         )
 
     def _check_prepared(self, gids: Sequence[str]) -> None:
-        """Refuse transactions prepared at the end of the copy of which the slot would send only the outcome.
-
-        Raises:
-            SourceRefused: some are.
-        """
+        """Refuse transactions prepared at the end of the copy of which the slot would send only the outcome."""
         assert self.facts.slot is not None
         if self.facts.slot.is_two_phase and gids:
             raise SourceRefused(
@@ -313,11 +297,7 @@ class _Run:
 
 
 async def _check_commits(conn: settings.Connection) -> None:
-    """Refuse a server whose commits would wait for standbys that it does not have: settings also come along.
-
-    Raises:
-        TargetRefused: they would.
-    """
+    """Refuse a server whose commits would wait for standbys that it does not have: settings also come along."""
     query = sql.SQL(
         "SELECT pg_catalog.current_setting('synchronous_standby_names') WHERE NOT EXISTS"
         " (SELECT FROM pg_catalog.pg_stat_replication WHERE sync_state IN ('sync', 'quorum'))"

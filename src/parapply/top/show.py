@@ -23,11 +23,7 @@ _ONCE_S = 2.5
 
 
 async def once(config: Config, interval_s: float, *, as_json: bool) -> None:
-    """Read twice and print one screen, or one JSON document.
-
-    Raises:
-        TargetRefused: the target knows nothing of the slot.
-    """
+    """Read twice and print one screen, or one JSON document."""
     (one,) = await twice({"": config}, interval_s)
     if one.error is not None:
         raise one.error
