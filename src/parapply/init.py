@@ -14,7 +14,8 @@ import click
 from parapply import connect
 from parapply.check.findings import Code, End, Severity
 from parapply.check.kinds import KINDS
-from parapply.check.look import CheckOptions, look_at
+from parapply.check.look import look_at
+from parapply.check.source import CheckOptions
 from parapply.commands import lifecycle
 from parapply.copy import command as copying
 from parapply.copy import left_out

@@ -10,7 +10,8 @@ import pytest
 
 from parapply.check import look as check_look
 from parapply.check.findings import Code
-from parapply.check.look import CheckOptions, look
+from parapply.check.look import look
+from parapply.check.source import CheckOptions
 from parapply.config import Config, load_config
 from tests.fixtures.plain import foreign_transaction, plain_route
 from tests.fixtures.route import Route

@@ -12,7 +12,7 @@ from psycopg import sql
 
 from parapply import connect, failpoints
 from parapply.config import load_config
-from parapply.copy.rate import RateLimit
+from parapply.copy.places import RateLimit
 from parapply.migrate import rest
 from parapply.migrate.show import Screen
 from parapply.vocabulary import MigrationStep

@@ -15,7 +15,9 @@ from click.testing import CliRunner
 import parapply
 from parapply.cli import bench
 from parapply.cli import main as cli
+from parapply.cli.options import taken
 from parapply.cli.version import sources_digest
+from parapply.copy.command import CopyOptions
 from parapply.errors import ApplyFailed, ParapplyError, SourceRefused, TargetRefused
 
 CONNECTED = ["--source", "dbname=a", "--target", "dbname=b", "--slot", "app", "--publication", "app"]
@@ -167,6 +169,12 @@ def test_module_is_the_command() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("parapply: PARAPPLY_FAILPOINT: unknown point 'x'")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_options_are_the_fields_of_their_struct() -> None:
+    """A command's struct takes the options that its fields name; one that is not given leaves the field's default."""
+    options = {"truncates": True, "pg_dump": None, "tables": ("public.a",), "slot": "app"}
+    assert taken(CopyOptions, options, resumes=True) == CopyOptions(truncates=True, tables=("public.a",), resumes=True)
 
 
 def test_help_does_not_load_the_driver() -> None:

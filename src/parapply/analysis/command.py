@@ -230,9 +230,6 @@ def submitted(arguments: Sequence[str]) -> int:
 def check_installed(engine: str) -> None:
     """Refuse to run without the extra.
 
-    Args:
-        engine: duckdb or spark.
-
     Raises:
         ReportRefused: a package is missing.
     """

@@ -20,12 +20,7 @@ _PERCENTILES: Final = (("half", "p50_s"), ("99 %", "p99_s"))
 
 
 def comparison(then: Tables, now: Tables) -> Rows:
-    """Return what is known of both spans, of each slot that has a record in either.
-
-    Args:
-        then: tables of the span to compare with.
-        now: tables of the report's own.
-    """
+    """Return what is known of both spans, of each slot that has a record in either."""
     slots = dict.fromkeys(row["slot"] for tables in (now, then) for row in tables["summary"])
     rows = []
     for slot in slots:

@@ -37,15 +37,10 @@ _APART: Final = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class Contention:
-    """The waits of batches that execute at a time.
+    """The waits of batches that execute at a time."""
 
-    Attributes:
-        cpu_share: part of a batch's execution alone that needs a processor.
-        processors: that serve it; fewer than the machine has where other processes also need them for each batch.
-    """
-
-    cpu_share: float
-    processors: float
+    cpu_share: float  # part of a batch's execution alone that needs a processor
+    processors: float  # that serve it; fewer than the machine has where other processes also need them for each batch
 
     def slowdowns(self, most: int = MOST) -> list[float]:
         """Return the factors by which a batch takes longer with 0, 1, 2 ... of them executing."""
@@ -105,22 +100,16 @@ def alone_s(executed: Executed, slowdowns: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Processors:
-    """Known facts of the processors that the statements use.
+    """Known facts of the processors that the statements use."""
 
-    Attributes:
-        number: of the target's machine; 0: not known.
-        sessions_s: processor seconds of the workers' sessions while batches executed; None: not counted.
-        sessions: processors that the sessions took in the seconds that were counted, on average.
-        leader: the same of processes that also work for each batch: the daemon's leader, the publisher's sender.
-        others: the same of everything else on the machine.
-        cpu_share: part of the samples of executing sessions that were on a processor; None: no samples.
-    """
-
-    number: int = 0
+    number: int = 0  # of the target's machine; 0: not known
+    #: Processor seconds of the workers' sessions while batches executed; None: not counted.
     sessions_s: float | None = None
-    sessions: float = 0.0
+    sessions: float = 0.0  # processors that the sessions took in the seconds that were counted, on average
+    #: The same of processes that also work for each batch: the daemon's leader, the publisher's sender.
     leader: float = 0.0
-    others: float = 0.0
+    others: float = 0.0  # the same of everything else on the machine
+    #: Part of the samples of executing sessions that were on a processor; None: no samples.
     cpu_share: float | None = None
 
     @property
@@ -138,19 +127,12 @@ class Processors:
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """Contention as a log shows it.
+    """Contention as a log shows it."""
 
-    Attributes:
-        best: as it is taken for.
-        least: the least contention that the log does not rule out.
-        most: the most.
-        is_known: the processors are known, and what the sessions took of them.
-    """
-
-    best: Contention
-    least: Contention
-    most: Contention
-    is_known: bool
+    best: Contention  # as it is taken for
+    least: Contention  # the least contention that the log does not rule out
+    most: Contention  # the most
+    is_known: bool  # the processors are known, and what the sessions took of them
 
 
 def learn(executed: Sequence[Executed], known: Processors) -> Learned:

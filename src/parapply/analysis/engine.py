@@ -38,31 +38,24 @@ class Engine(Protocol):
 
     def errors(self) -> AbstractContextManager[None]:
         """Turn what the engine raises within the block into `ReportFailed` and `ReportRefused`."""
-        ...
 
     def done(self) -> float | None:
         """Return how much of the query under way is done, from 0 to 1; None: not known."""
-        ...
 
     def rows(self, query: str, **arguments: Any) -> Rows:  # noqa: ANN401  values of SQL
         """Return all rows of a query; ``:name`` in it is an argument's value."""
-        ...
 
     def stream(self, query: str, **arguments: Any) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401  values of SQL
         """Yield the rows of a query a few at a time; what is a struct or an array in it is a sequence."""
-        ...
 
     def make_view(self, name: str, query: str) -> None:
         """Make a view, or replace it."""
-        ...
 
     def make_table(self, name: str, columns: dict[str, str], rows: Sequence[Sequence[Any]]) -> None:
         """Make a small table, or replace it; types of columns by `words`."""
-        ...
 
     def read_lines(self, files: Sequence[StoredFile], log: str) -> None:
         """Open files of the log as the view `LINES`: columns of `schema.wide_columns`, and the name of the file."""
-        ...
 
     def write(self, query: str, folder: str) -> None:
         """Write rows as Parquet below a folder that does not exist, by kind of record and day.
@@ -71,7 +64,6 @@ class Engine(Protocol):
             query: of the columns of `schema.stored_columns` but for the load.
             folder: its name says the load.
         """
-        ...
 
     def open_stored(self, root: str, folders: Sequence[str], days: Collection[str] | None = None) -> None:
         """Open what `write` has written as the view `STORED`: `schema.stored_columns`.
@@ -81,4 +73,3 @@ class Engine(Protocol):
             folders: below it; others are not even looked at.
             days: of the rows; files of other days are not opened. None: all.
         """
-        ...

@@ -35,11 +35,6 @@ _Folded = dict[tuple[str, str], tuple[int, dict[str, Any]]]
 def fold(store: Store, folder: str, steps: Steps) -> Rows:
     """Return one row for each slot and day, sorted.
 
-    Args:
-        store: all of it.
-        folder: of the report.
-        steps: learns about days that are computed, and about torn files.
-
     Raises:
         ReportRefused: rows of a day that is computed are missing.
     """

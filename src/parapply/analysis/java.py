@@ -45,19 +45,13 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, kw_only=True)
 class Java:
-    """A runtime that can run Spark.
+    """A runtime that can run Spark."""
 
-    Attributes:
-        program: the ``java`` that answered.
-        home: what JAVA_HOME has to be, or None where the one on the PATH is taken (it may be a shim without a home).
-        version: 17, 21, ...
-        origin: where it was found, for people.
-    """
-
-    program: Path
+    program: Path  # the ``java`` that answered
+    #: Value for JAVA_HOME, or None where the one on the PATH is taken (it may be a shim without a home).
     home: Path | None
-    version: int
-    origin: str
+    version: int  # 17, 21, ...
+    origin: str  # where it was found, for people
 
     def apply(self, environ: dict[str, str] | os._Environ[str]) -> None:
         """Make Spark's launcher take this runtime: it checks JAVA_HOME first, then the PATH."""

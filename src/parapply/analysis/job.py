@@ -36,50 +36,29 @@ _DENIED_HINT: Final = "run it as a user who may read the log's folders and files
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest:
-    """A request for a report.
+    """A request for a report."""
 
-    Attributes:
-        log: folder of the apply log, by any name that Hadoop knows.
-        out: folder of the report; it keeps what was converted, so that the next report reads new files only.
-        scope: which records are read.
-        what_if: predict other numbers of workers, and these; None: nothing.
-        compare: another span of time, set beside the scope's.
-        window: only the latest records, and a row for each day of all; None: all of them.
-        refresh_s: the page reloads itself so often; 0 never.
-    """
-
-    log: str
-    out: str
-    scope: Scope = field(default_factory=Scope)
-    what_if: Sequence[Change] | None = ()
-    compare: Scope | None = None
-    refresh_s: int = 0
-    window: timedelta | None = None
+    log: str  # folder of the apply log, by any name that Hadoop knows
+    out: str  # folder of the report; it keeps what was converted, so that the next report reads new files only
+    scope: Scope = field(default_factory=Scope)  # which records are read
+    what_if: Sequence[Change] | None = ()  # predict other numbers of workers, and these; None: nothing
+    compare: Scope | None = None  # another span of time, set beside the scope's
+    refresh_s: int = 0  # the page reloads itself so often; 0 never
+    window: timedelta | None = None  # only the latest records, and a row for each day of all; None: all of them
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOutcome:
-    """The outcome of a report.
+    """The outcome of a report."""
 
-    Attributes:
-        page: where the page is.
-        new_files: closed files that were converted now.
-        records: in all files so far.
-        bad_lines: in all files so far.
-        tables: of the figures; empty where no record is within the scope.
-        in_short: by slot, what the figures say.
-        verdicts: by slot, what limits.
-        ignored: files below the log's folder that are in no figure, with the reason.
-    """
-
-    page: str
-    new_files: int
-    records: int
-    bad_lines: int
-    tables: Tables
-    in_short: dict[str, list[str]]
-    verdicts: dict[str, LimitVerdict] = field(default_factory=dict)
-    ignored: Rows = field(default_factory=list)
+    page: str  # where the page is
+    new_files: int  # closed files that were converted now
+    records: int  # in all files so far
+    bad_lines: int  # in all files so far
+    tables: Tables  # of the figures; empty where no record is within the scope
+    in_short: dict[str, list[str]]  # by slot, what the figures say
+    verdicts: dict[str, LimitVerdict] = field(default_factory=dict)  # by slot, what limits
+    ignored: Rows = field(default_factory=list)  # files below the log's folder that are in no figure, with the reason
 
 
 def make_report(engine: Engine, request: ReportRequest, steps: Steps) -> ReportOutcome:
@@ -89,12 +68,6 @@ def make_report(engine: Engine, request: ReportRequest, steps: Steps) -> ReportO
 
 def convert(engine: Engine, request: ReportRequest, steps: Steps, store: Store | None = None) -> int:
     """Convert closed files that are not converted yet; return their number.
-
-    Args:
-        engine: that does it.
-        request: of what.
-        steps: learns about each step.
-        store: that is known from before.
 
     Raises:
         ReportRefused: there is no such log, or one of its files cannot be read; or the report's folder holds another
@@ -183,11 +156,7 @@ def _scope(store: Store, request: ReportRequest) -> tuple[Scope, set[str] | None
 
 
 def _compared(store: Store, scope: Scope, steps: Steps) -> Tables:
-    """Return the tables of the span that is compared.
-
-    Raises:
-        ReportRefused: no record is in it.
-    """
+    """Return the tables of the span that is compared."""
     interval_s = make_views(store, scope)
     if not interval_s:
         raise ReportRefused("No record is in the span of --compare.", hint="times are in UTC, of commits on the target")

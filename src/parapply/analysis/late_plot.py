@@ -61,11 +61,6 @@ def check_plot(path: Path) -> None:
 def draw(lines: Sequence[LateLines], late_after_s: float, path: Path) -> None:
     """Draw the lines, and write the file.
 
-    Args:
-        lines: of each group.
-        late_after_s: the threshold.
-        path: as `check_plot` takes it.
-
     Raises:
         ReportRefused: it cannot be written.
     """

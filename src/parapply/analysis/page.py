@@ -31,29 +31,17 @@ _NUMBERS: Final = frozenset("0123456789")
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """How a report came about.
+    """How a report came about."""
 
-    Attributes:
-        log: folder of the log, as it was given.
-        at: when it was made.
-        version: of parapply.
-        interval_s: length of an interval; 0 where there was nothing to show.
-        changed_files: names of files that are not what they were when they were read.
-        refresh_s: the page reloads itself so often, 0 never.
-        n_files: that were read so far.
-        n_records: that they have.
-        compared: the span that the report's is compared with; empty: none.
-    """
-
-    log: str
-    at: datetime
-    version: str
-    interval_s: int
-    changed_files: tuple[str, ...] = ()
-    refresh_s: int = 0
-    compared: str = ""
-    n_files: int = 0
-    n_records: int = 0
+    log: str  # folder of the log, as it was given
+    at: datetime  # when it was made
+    version: str  # of parapply
+    interval_s: int  # length of an interval; 0 where there was nothing to show
+    changed_files: tuple[str, ...] = ()  # names of files that are not what they were when they were read
+    refresh_s: int = 0  # the page reloads itself so often, 0 never
+    compared: str = ""  # the span that the report's is compared with; empty: none
+    n_files: int = 0  # that were read so far
+    n_records: int = 0  # that they have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,25 +55,15 @@ class _Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class _Slot:
-    """One slot on the page.
+    """One slot on the page."""
 
-    Attributes:
-        name: of the slot.
-        period: from the first record to the last.
-        highest_end_lsn: of the last transaction.
-        tiles: the figures at the top.
-        in_short: sentences.
-        verdict: what limits; None where nothing was measured.
-        sections: in order.
-    """
-
-    name: str
-    period: str
-    highest_end_lsn: str
-    tiles: list[_Tile]
-    in_short: list[str]
-    verdict: LimitVerdict | None
-    sections: list[Section]
+    name: str  # of the slot
+    period: str  # from the first record to the last
+    highest_end_lsn: str  # of the last transaction
+    tiles: list[_Tile]  # the figures at the top
+    in_short: list[str]  # sentences
+    verdict: LimitVerdict | None  # what limits; None where nothing was measured
+    sections: list[Section]  # in order
 
 
 def render(tables: Tables, made: Made) -> str:

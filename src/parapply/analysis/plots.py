@@ -38,21 +38,13 @@ _DENSE_DECADES: Final = 2.5
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """One picture.
+    """One picture."""
 
-    Attributes:
-        title: short.
-        caption: how to read it, in a sentence or two.
-        data: Plotly's traces.
-        layout: Plotly's layout, on top of the page's.
-        height: in pixels.
-    """
-
-    title: str
-    caption: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any] = field(default_factory=dict)
-    height: int = 300
+    title: str  # short
+    caption: str  # how to read it, in a sentence or two
+    data: list[dict[str, Any]]  # Plotly's traces
+    layout: dict[str, Any] = field(default_factory=dict)  # Plotly's layout, on top of the page's
+    height: int = 300  # in pixels
 
 
 def timeline(rows: Rows, interval_s: int) -> list[datetime]:

@@ -93,23 +93,14 @@ class Second(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """One prediction.
+    """One prediction."""
 
-    Attributes:
-        order: of the commits.
-        workers: of the daemon.
-        seconds: from the first start to the last commit.
-        least_s: the shortest time that the log does not rule out for another run of that kind.
-        most_s: the longest.
-        limit: source, publisher, leader, dependencies, commits, processors, workers.
-    """
-
-    order: Order
-    workers: int
-    seconds: float
-    least_s: float
-    most_s: float
-    limit: str
+    order: Order  # of the commits
+    workers: int  # of the daemon
+    seconds: float  # from the first start to the last commit
+    least_s: float  # the shortest time that the log does not rule out for another run of that kind
+    most_s: float  # the longest
+    limit: str  # source, publisher, leader, dependencies, commits, processors, workers
 
 
 class Log:
@@ -289,14 +280,7 @@ class _Known(NamedTuple):
 
     @classmethod
     def of(cls, recorded: Sequence[Recorded], feed: _Feed, n_workers: int, right: float) -> _Known:
-        """Return the certainty of predictions from a run.
-
-        Args:
-            recorded: the run.
-            feed: of it.
-            n_workers: that it had.
-            right: the factor by which predictions are put right.
-        """
+        """Return the certainty of predictions from a run."""
         varied = _varied([one.committed_s for one in recorded], recorded, _WAVES * n_workers)
         return cls(
             varied=hypot(varied, (right - 1) / 2),

@@ -47,73 +47,43 @@ _TREES: Final = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a daemon.
+    """Settings of a daemon."""
 
-    Attributes:
-        workers: of the daemon.
-        order: of the commits.
-        limits: a batch's transactions, changes and bytes at most.
-        scale: of the first size of a batch, 1.0 at the beginning of a run.
-    """
-
-    workers: int
-    order: Order
-    limits: tuple[int, int, int]
-    scale: float = 1.0
+    workers: int  # of the daemon
+    order: Order  # of the commits
+    limits: tuple[int, int, int]  # a batch's transactions, changes and bytes at most
+    scale: float = 1.0  # of the first size of a batch, 1.0 at the beginning of a run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds that the target and the leader take.
+    """Seconds that the target and the leader take."""
 
-    Attributes:
-        batch_s: of any batch alone, whatever its size.
-        change_s: and each change of it.
-        weights: of the changes of each recorded batch, as a multiple of the average; nothing: all are alike.
-        late_batch_s: in the turn of a batch with late rows.
-        late_row_s: and for each of them.
-        commit_s: a COMMIT with nothing beside it.
-        is_flushed: a COMMIT waits for a flush, which others share.
-        turn_s: from when a batch may commit until its COMMIT begins.
-        read_s: of the leader, to read a change.
-        make_s: of the leader, to make the statements of a change; `change_s` does not hold it.
-        slowdowns: how many times as long with 0, 1, 2 ... batches executing.
-    """
-
-    batch_s: float
-    change_s: float
+    batch_s: float  # of any batch alone, whatever its size
+    change_s: float  # and each change of it
+    #: Of the changes of each recorded batch, as a multiple of the average; nothing: all are alike.
     weights: Sequence[float] = ()
-    late_batch_s: float = 0.0
-    late_row_s: float = 0.0
-    commit_s: float
-    is_flushed: bool = True
-    turn_s: float = 0.0
-    read_s: float = 0.0
-    make_s: float = 0.0
-    slowdowns: Sequence[float] = (1.0,)
+    late_batch_s: float = 0.0  # in the turn of a batch with late rows
+    late_row_s: float = 0.0  # and for each of them
+    commit_s: float  # a COMMIT with nothing beside it
+    is_flushed: bool = True  # a COMMIT waits for a flush, which others share
+    turn_s: float = 0.0  # from when a batch may commit until its COMMIT begins
+    read_s: float = 0.0  # of the leader, to read a change
+    make_s: float = 0.0  # of the leader, to make the statements of a change; `change_s` does not hold it
+    slowdowns: Sequence[float] = (1.0,)  # how many times as long with 0, 1, 2 ... batches executing.
 
 
 @dataclass(kw_only=True)
 class Played:
-    """The outcome of a replay.
+    """The outcome of a replay."""
 
-    Attributes:
-        seconds: from the first start to the last commit.
-        batches: formed.
-        idle_s: a worker was free, and nothing closed waited for it, though more was to come.
-        ended_s: the same after the last unit was read.
-        blocked_s: a worker was free, and every closed batch had to wait for another one's commit.
-        turn_s: all had a batch, and most of them waited for commits.
-        executing_s: all had a batch, and most of them executed.
-    """
-
-    seconds: float = 0.0
-    batches: int = 0
-    idle_s: float = 0.0
-    ended_s: float = 0.0
-    blocked_s: float = 0.0
-    turn_s: float = 0.0
-    executing_s: float = 0.0
+    seconds: float = 0.0  # from the first start to the last commit
+    batches: int = 0  # formed
+    idle_s: float = 0.0  # a worker was free, and nothing closed waited for it, though more was to come
+    ended_s: float = 0.0  # the same after the last unit was read
+    blocked_s: float = 0.0  # a worker was free, and every closed batch had to wait for another one's commit
+    turn_s: float = 0.0  # all had a batch, and most of them waited for commits
+    executing_s: float = 0.0  # all had a batch, and most of them executed
 
 
 @dataclass(slots=True)

@@ -28,9 +28,6 @@ _FIGURES: Final = frozenset(
 def verdict_of(folder: Path) -> LimitVerdict | None:
     """Return the verdict of a log of one slot; None where it is too short for one.
 
-    Args:
-        folder: of closed files.
-
     Raises:
         ReportRefused, ReportFailed: it cannot be read, or DuckDB stopped.
     """

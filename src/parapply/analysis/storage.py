@@ -12,17 +12,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """A file below a folder.
+    """A file below a folder."""
 
-    Attributes:
-        name: its path below the folder, with the escapes of a URI (as Spark's ``_metadata.file_path`` has it).
-        path: for the engine.
-        size_bytes: as listed.
-    """
-
-    name: str
-    path: str
-    size_bytes: int
+    name: str  # its path below the folder, with the escapes of a URI (as Spark's ``_metadata.file_path`` has it)
+    path: str  # for the engine
+    size_bytes: int  # as listed
 
 
 class Storage(Protocol):
@@ -30,49 +24,34 @@ class Storage(Protocol):
 
     def qualified(self, text: str) -> str:
         """Return a path with its scheme, for example ``file:/logs``."""
-        ...
 
     def raw_path(self, text: str) -> str:
         """Return the path without scheme and host, with the escapes of a URI."""
-        ...
 
     def is_folder(self, text: str) -> bool:
         """Return whether a folder of this name exists."""
-        ...
 
     def files(self, folder: str, suffix: str | tuple[str, ...] = "") -> list[StoredFile]:
         """Return the files below a folder, at any depth, whose name ends so, sorted; none if it is missing."""
-        ...
 
     def why_unreadable(self, text: str) -> str:
         """Return why a file cannot be read, as the file system says it; empty if it can."""
-        ...
 
     def why_no_gzip(self, text: str) -> str:
         """Return why a file cannot be unpacked, after reading all of it; empty if it can."""
-        ...
 
     def read_text(self, text: str) -> str:
         """Return a small file in UTF-8."""
-        ...
 
     def write(self, text: str, content: bytes, *, is_new: bool = False) -> bool:
         """Write a small file whole or not at all.
 
-        Args:
-            text: its path.
-            content: all of it.
-            is_new: leave an existing file alone.
-
         Returns:
             False if the file existed and had to be new.
         """
-        ...
 
     def remove(self, text: str) -> None:
         """Remove a file or a folder with all in it; nothing happens if it does not exist."""
-        ...
 
     def folders(self, pattern: str) -> list[str]:
         """Return the folders that a pattern with ``*`` names."""
-        ...

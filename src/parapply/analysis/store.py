@@ -52,40 +52,25 @@ _ByDay = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedFile:
-    """A file of the log that is in the store.
+    """A file of the log that is in the store."""
 
-    Attributes:
-        file: its path below the log's folder.
-        size_bytes: when it was read.
-        records: lines that are records.
-        bad: lines that are none.
-    """
-
-    file: str
-    size_bytes: int
-    records: int
-    bad: int
+    file: str  # its path below the log's folder
+    size_bytes: int  # when it was read
+    records: int  # lines that are records
+    bad: int  # lines that are none
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """An entry of the manifest.
+    """An entry of the manifest."""
 
-    Attributes:
-        load: whose rows count.
-        files: that they are of.
-        rows: of each kind of record, by day; None: an older version did not say, and had other folders.
-        batches: of each slot, by day.
-        level: how often rows were compacted to get here; 0: they come from the log.
-        newest_us: commit of the newest record, in microseconds since 1970; 0: there is none.
-    """
-
-    load: str
-    files: tuple[LoadedFile, ...]
+    load: str  # whose rows count
+    files: tuple[LoadedFile, ...]  # that they are of
+    #: Of each kind of record, by day; None: an older version did not say, and had other folders.
     rows: _ByDay | None = None
-    batches: _ByDay = field(default_factory=dict)
-    level: int = 0
-    newest_us: int = 0
+    batches: _ByDay = field(default_factory=dict)  # of each slot, by day
+    level: int = 0  # how often rows were compacted to get here; 0: they come from the log
+    newest_us: int = 0  # commit of the newest record, in microseconds since 1970; 0: there is none
 
 
 class Store:
@@ -159,9 +144,6 @@ class Store:
     def check_log(self, log: str) -> None:
         """Refuse another log than the one in the store, because their files may have the same names.
 
-        Args:
-            log: its folder.
-
         Raises:
             ReportRefused: it is another one.
         """
@@ -183,10 +165,6 @@ class Store:
 
     def load_files(self, files: Sequence[StoredFile], log: str) -> None:
         """Convert files that are not in the store; afterwards it has all of them, or none.
-
-        Args:
-            files: to convert.
-            log: its folder.
 
         Raises:
             ReportRefused: another job has written here in the meantime; nothing of this load counts.

@@ -81,17 +81,11 @@ SELECT DISTINCT slot, run
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """The span of a report; None is no limit.
+    """The span of a report; None is no limit."""
 
-    Attributes:
-        slot: records of one slot only.
-        since: commits on the target from this time on, aware.
-        until: commits before this time.
-    """
-
-    slot: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
+    slot: str | None = None  # records of one slot only
+    since: datetime | None = None  # commits on the target from this time on, aware
+    until: datetime | None = None  # commits before this time
 
     def is_within(self, at: str = "committed_at") -> str:
         """Return the condition that a row is in the time that is covered, by the time `at`."""

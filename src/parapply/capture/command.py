@@ -60,14 +60,14 @@ class CaptureOptions(NamedTuple):
     """How to capture."""
 
     folder: Path
-    kept_slot: str | None  # None: a temporary one
     is_redacted: bool
     limits: CaptureLimits
     for_s: float  # infinity: until it is stopped
-    until_lsn: int | None
+    kept_slot: str | None = None  # None: a temporary one
+    until_lsn: int | None = None
 
 
-def capture(config: Config, options: CaptureOptions) -> None:
+async def capture(config: Config, options: CaptureOptions) -> None:
     """Capture until stopped, or up to a limit.
 
     Raises:
@@ -75,10 +75,6 @@ def capture(config: Config, options: CaptureOptions) -> None:
         CaptureRefused: the folder is no capture of this slot, or is damaged.
         SourceRefused, SourceLost: the publisher cannot serve, or went away; whole blocks stay in the folder.
     """
-    asyncio.run(_capture(config, options))
-
-
-async def _capture(config: Config, options: CaptureOptions) -> None:
     found = look(options.folder) if names(options.folder) else None
     key = _key(options, found)
     async with AsyncExitStack() as stack:

@@ -35,7 +35,6 @@ class Queue:
     """Marks that queue as they did on their day, or whose lateness is known."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
         self._minutes: dict[int, float] = {}
         self._most_s = 0.0
         self._most_at_us = 0
@@ -64,7 +63,6 @@ class Lateness:
     """Filled by a stream: `given` when frames are handed over, `applied` with each report."""
 
     def __init__(self, *, is_paced: bool) -> None:
-        """Know nothing yet."""
         self._is_paced = is_paced
         self._marks: deque[tuple[int, int, float]] = deque()
         self._queue = Queue()

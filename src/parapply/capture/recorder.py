@@ -103,7 +103,6 @@ class Recorder:
         """Write the shapes of tables.
 
         Raises:
-            SourceLost, SourceRefused: the publisher cannot be asked.
             CaptureFull: the folder has no room.
         """
         self._write_shapes(await shapes(self._conn, oids), now_us)

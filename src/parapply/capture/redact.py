@@ -66,7 +66,6 @@ class ValueReplacement:
     """Replaces values by their type."""
 
     def __init__(self, permutation: Permutation) -> None:
-        """Replace by one key."""
         self._by = permutation
         #: By OIDs of PostgreSQL's own types. (pg_type.dat)
         self._known: dict[int, Replace] = {
@@ -213,7 +212,6 @@ class FrameReplacement:
     """Replaces the values in frames. Knows the tables that were announced last."""
 
     def __init__(self, permutation: Permutation) -> None:
-        """Know no table yet."""
         self._by = permutation
         self._values = ValueReplacement(permutation)
         #: By the table's OID, for each column: its replacement; None: NULL.

@@ -108,15 +108,9 @@ def replay(
 ) -> ReplayOutcome:
     """Apply a capture once for each group of settings.
 
-    Args:
-        load: returns the configuration with further settings ``key=value``.
-        groups: of settings.
-        options: how.
-
     Raises:
         CaptureRefused: the capture is damaged, or has what a replay cannot apply.
         ConfigError: a setting is wrong.
-        TargetRefused, TargetLost: the scratch database cannot take it.
     """
     found = folders.look(options.folder)
     if found.torn is not None and not options.is_despite_torn:
@@ -161,11 +155,7 @@ def _group(
 
 
 def _check_options(found: CaptureFound) -> None:
-    """Refuse a stream that was asked for in a way that no capture asks for.
-
-    Raises:
-        CaptureRefused: it was.
-    """
+    """Refuse a stream that was asked for in a way that no capture asks for."""
     given = found.start.options
     if given.get("streaming", "off") not in _STREAMINGS or given.get("origin", "any") not in _ORIGINS:
         raise CaptureRefused(

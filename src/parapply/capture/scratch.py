@@ -67,11 +67,6 @@ _FIRST_OF_USERS: Final = 16384
 def shapes_of(folder: Path, places: Sequence[CapturedBlock], *, without: str) -> Shapes:
     """Return the tables of a capture, each with all columns that it had at any time.
 
-    Args:
-        folder: of the capture.
-        places: of its blocks.
-        without: a schema to leave out.
-
     Raises:
         CaptureRefused: a table was renamed, or a column has got another type.
     """
@@ -160,13 +155,6 @@ class Scratch:
     """The database. Used between two runs only."""
 
     def __init__(self, conn: settings.Connection, schema: str, found: Shapes) -> None:
-        """Keep the session, and what is to be in the database.
-
-        Args:
-            conn: control session.
-            schema: of the daemon's state.
-            found: of `shapes_of`.
-        """
         self._conn = conn
         self._schema = schema
         self._found = found
@@ -276,7 +264,6 @@ class Scratch:
 
         Raises:
             SourceRefused, SourceLost: they cannot be read; the message says target where it is the target's fault.
-            TargetRefused, TargetLost: they cannot be written.
         """
         n_rows = 0
         with source_errors("reading the rows of before"):

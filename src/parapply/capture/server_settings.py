@@ -49,14 +49,8 @@ def divided(pairs: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 async def for_sessions(conn: settings.Connection, config: Config, asked: Mapping[str, str]) -> Config:
     """Return a configuration whose target sessions have the server's settings.
 
-    Args:
-        conn: on the target, without them.
-        config: of the run.
-        asked: values by name.
-
     Raises:
         ConfigError: the server has no such setting, does not take the value, or no session can have it.
-        TargetRefused, TargetLost: the target cannot be asked.
     """
     given: dict[str, str] = {}
     shown: dict[str, str] = {}
@@ -96,11 +90,7 @@ def _fixed(name: str, value: str, context: str, now: str) -> ConfigError:
 
 
 async def _tried(conn: settings.Connection, name: str, value: str) -> str:
-    """Return the value as the server writes it.
-
-    Raises:
-        ConfigError: it does not take the value from this role.
-    """
+    """Return the value as the server writes it."""
     try:
         async with conn.transaction(force_rollback=True):
             ((shown,),) = await rows(conn, _TRY, [name, value])

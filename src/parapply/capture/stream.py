@@ -59,7 +59,6 @@ class After:
     """Leaves out transactions that ended up to an LSN, as a publisher does. Announcements stay, streams abort."""
 
     def __init__(self, lsn: int, *, is_parallel: bool) -> None:
-        """Begin outside any transaction."""
         self._lsn = lsn
         self._is_parallel = is_parallel
         self._is_over = False

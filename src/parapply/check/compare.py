@@ -5,12 +5,12 @@ In: shapes of both ends and the target's facts. Out: findings.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
 from parapply.check.findings import Code, Finding
-from parapply.check.types import takes_all
 from parapply.quoting import shown
 
 if TYPE_CHECKING:
@@ -22,14 +22,23 @@ if TYPE_CHECKING:
 
 _KINDS: Final = {"c": "check constraint", "x": "exclusion constraint", "f": "foreign key", "u": "unique index"}
 
+_TYPE: Final = re.compile(r"(?P<base>[^(\[]+)(?:\((?P<modifier>[\d,-]+)\))?(?P<rest>[^(\[]*)(?P<array>(?:\[\])*)")
+#: Types that take every text.
+_ANY_TEXT: Final = frozenset({"text", "character varying"})
+#: Types, each with the wider ones that take all its values if they have no length or precision.
+_WIDER: Final = {
+    "smallint": frozenset({"integer", "bigint", "numeric"}),
+    "integer": frozenset({"bigint", "numeric"}),
+    "bigint": frozenset({"numeric"}),
+    "real": frozenset({"double precision"}),
+    "cidr": frozenset({"inet"}),
+}
+#: Types whose larger modifier takes all values of a smaller one.
+_SIZED: Final = frozenset({"character varying", "character", "bit varying"})
+
 
 def findings_of_types(source: Mapping[str, UserType], target: Mapping[str, UserType]) -> Iterator[Finding]:
-    """Yield findings of enums of the target that lack labels of the publisher's.
-
-    Args:
-        source: types of published columns by name.
-        target: types of the same tables there.
-    """
+    """Yield findings of enums of the target that lack labels of the publisher's."""
     for name, each in sorted(source.items()):
         here = target.get(name)
         missing = [label for label in each.labels if here is not None and label not in here.labels]
@@ -44,15 +53,7 @@ def findings_of_types(source: Mapping[str, UserType], target: Mapping[str, UserT
 def findings_of_shape(
     name: Name, sent: Collection[str], source: TableShape, target: TableShape, facts: TableFacts
 ) -> Iterator[Finding]:
-    """Compare one table.
-
-    Args:
-        name: schema and table.
-        sent: names of the published columns.
-        source: of the publisher's table.
-        target: of the target's.
-        facts: of the target's, for foreign keys that act.
-    """
+    """Compare one table."""
     table = shown(*name)
     for column in target.columns.values():
         there = source.columns.get(column.name)
@@ -126,3 +127,19 @@ def _of_rules(
             code=code, object=table, fix=drop,
             found=f"{_KINDS[rule.kind]} {name} of {table} is on the target alone: {rule.definition}",
         )  # fmt: skip
+
+
+def takes_all(source: str, target: str) -> bool:
+    """Return whether the target's type reads and keeps every value of the publisher's; in doubt it does not."""
+    here, there = _TYPE.fullmatch(source), _TYPE.fullmatch(target)
+    if here is None or there is None:
+        return False
+    # A modifier may be inside of the name: timestamp(3) without time zone.
+    from_, to = here["base"] + here["rest"], there["base"] + there["rest"]
+    if to in _ANY_TEXT and not there["modifier"] and not there["array"]:
+        return True
+    if here["array"] != there["array"]:
+        return False
+    if not there["modifier"]:
+        return from_ == to or to in _WIDER.get(from_, ())
+    return bool(from_ == to in _SIZED and here["modifier"] and int(here["modifier"]) <= int(there["modifier"]))

@@ -20,7 +20,7 @@ from parapply.check.kinds import KINDS
 from parapply.check.rulings import ProviderEnd, Ruling, Status, rulings, with_fixes
 from parapply.check.server import read_rows
 from parapply.check.source import few, read_source
-from parapply.check.tables import Wanted, read_tables
+from parapply.check.tables import read_tables
 from parapply.check.target import findings_of_machine, findings_of_target, read_target
 from parapply.config import settings_without_table
 from parapply.connect import Connections, check_apart, known_position
@@ -32,14 +32,13 @@ from parapply.source.slot import source_errors
 from parapply.target.session import settings
 from parapply.target.session.settings import target_errors
 from parapply.target.state import slots as state
-from parapply.vocabulary import Provider
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from contextlib import AbstractContextManager
 
     from parapply.check.server import Server
-    from parapply.check.source import SourceSide
+    from parapply.check.source import CheckOptions, SourceSide
     from parapply.config import Config
 
 _FINE, _WARNED = 0, 1
@@ -59,17 +58,6 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE l.granted AND l.mode = 'AccessExclusiveLock'
   AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
 ORDER BY 1"""
-
-
-class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The set-up that is planned."""
-
-    is_copy: bool = False
-    truncates: bool = False
-    brings_schema: bool = False
-    connections: int = 4  # of the copy
-    provider: Provider | None = None  # of the publisher, whose rules are also looked at
-    target_provider: Provider | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,10 +170,9 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
     of_state: Sequence[Finding],
 ) -> Report:
     await check_apart(config, ends, facts)
-    connections = options.connections if options.is_copy else 0
     # Both have ended when this goes on: neither reads on in a session that is about to be closed.
     source, there = await asyncio.gather(
-        read_source(ends.source, config, facts, is_copy=options.is_copy, connections=connections),
+        read_source(ends.source, config, facts, options),
         read_target(ends.target, config),
         return_exceptions=True,
     )
@@ -199,13 +186,7 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
         of_source = [each for each in of_source if each.code not in _OF_NEW_SLOT]
     if known is not None:
         of_source += await _of_known_slot(config, ends, source, known)
-    wanted = Wanted(
-        is_copy=options.is_copy,
-        truncates=options.truncates,
-        brings_schema=options.brings_schema,
-        is_known=is_known,
-    )
-    plans, of_tables = await read_tables(ends.target, config, source, wanted)
+    plans, of_tables = await read_tables(ends.target, config, source, options, is_known=is_known)
     of_sharing = [] if of_state else await _of_sharing(ends.target, config, source, known)
     findings = [
         *of_source,

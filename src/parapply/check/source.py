@@ -23,6 +23,7 @@ from parapply.quoting import shown
 from parapply.source import refusals, slot
 from parapply.source.options import start_options, streaming_of
 from parapply.source.slot import SourceFacts, source_errors
+from parapply.vocabulary import Provider
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
@@ -124,6 +125,17 @@ SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots),
   (SELECT pg_catalog.count(*) FROM pg_catalog.pg_largeobject_metadata)"""
 
 
+class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The set-up that is planned."""
+
+    is_copy: bool = False
+    truncates: bool = False
+    brings_schema: bool = False  # tables that are missing are made before the copy
+    connections: int = 4  # of the copy
+    provider: Provider | None = None  # of the publisher, whose rules are also looked at
+    target_provider: Provider | None = None
+
+
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """How one relation's old rows are sent: of a published table, or of a partition of it."""
 
@@ -167,17 +179,8 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
-async def read_source(
-    conn: slot.Connection, config: Config, facts: SourceFacts, *, is_copy: bool, connections: int
-) -> SourceSide:
+async def read_source(conn: slot.Connection, config: Config, facts: SourceFacts, options: CheckOptions) -> SourceSide:
     """Read the publisher, by a number of queries that does not depend on the number of tables.
-
-    Args:
-        conn: plain session.
-        config: what is to be set up.
-        facts: the publisher, just read.
-        is_copy: rows are also to be copied.
-        connections: of the copy; 0 if there is none.
 
     Raises:
         SourceLost: the connection broke.
@@ -191,8 +194,11 @@ async def read_source(
         identities = [_identity(row) for row in await read_rows(conn, _IDENTITIES, [list(source.publications)])]
         filters = await read_rows(conn, _FILTERS, [list(source.publications)])
         others = await read_rows(conn, _OTHERS)
-    findings = [*findings_of_publisher(facts, config), *_of_server(server, connections=connections)]
-    findings += _of_room(server, facts, used_slots, senders, is_copy=is_copy)
+    findings = [
+        *findings_of_publisher(facts, config),
+        *_of_server(server, connections=options.connections if options.is_copy else 0),
+    ]
+    findings += _of_room(server, facts, used_slots, senders, is_copy=options.is_copy)
     findings += _of_transactions(open_)
     tables: list[PublishedTable] = []
     findings += findings_of_publications(publications, config)
@@ -217,7 +223,7 @@ async def read_source(
     findings += _of_filters(filters, identities)
     oids = {table.oid for table in left_out}
     read = [each for each in identities if each.root_oid not in oids]
-    if is_copy:
+    if options.is_copy:
         findings += _of_select(read, server, Code.SOURCE_SELECT)
     elif config.source.on_lost_slot == "heal":
         findings += _of_select(read, server, Code.HEAL_SELECT)

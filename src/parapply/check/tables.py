@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 from psycopg import sql
 
 from parapply.check.compare import findings_of_shape, findings_of_types
@@ -27,7 +26,7 @@ from parapply.target.sql.own_rows import own_rows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from parapply.check.source import SourceSide
+    from parapply.check.source import CheckOptions, SourceSide
     from parapply.config import Config
     from parapply.copy.published import PublishedTable
     from parapply.model import Relation
@@ -35,19 +34,10 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """The work that is planned for the tables."""
-
-    is_copy: bool = False
-    truncates: bool = False
-    brings_schema: bool = False  # tables that are missing are made before the copy
-    is_known: bool = False  # the target's state knows the slot: rows exist because they were applied
-
-
 async def read_tables(
-    conn: Connection, config: Config, source: SourceSide, wanted: Wanted
+    conn: Connection, config: Config, source: SourceSide, options: CheckOptions, *, is_known: bool
 ) -> tuple[list[TablePlan], list[Finding]]:
-    """Plan every published table.
+    """Plan every published table; `is_known`: the target's state knows the slot, so rows exist that were applied.
 
     Raises:
         TargetLost: the connection broke.
@@ -68,7 +58,7 @@ async def read_tables(
     for relation, name in zip(source.relations, places, strict=True):
         target = found.get(name)
         if target is None:
-            if not wanted.brings_schema:
+            if not options.brings_schema:
                 findings.append(_missing(name))
             continue
         if isinstance(target, TargetRefused):
@@ -85,13 +75,13 @@ async def read_tables(
             continue
         plans.append(plan)
         findings += _of_plan(plan, can_change=relation.oid in changing, is_replica=role == "replica")
-    if wanted.is_copy and not wanted.is_known:
+    if options.is_copy and not is_known:
         planned = {(plan.facts.schema, plan.facts.name) for plan in plans}
         readable = [
             here for here in [table.here() for table in source.tables]
             if here.full_name in planned and here.full_name not in denied
         ]  # fmt: skip
-        findings += await _of_rows(conn, readable, wanted, config)
+        findings += await _of_rows(conn, readable, config, truncates=options.truncates)
     return plans, findings
 
 
@@ -176,8 +166,10 @@ def _empties(table: PublishedTable) -> str:
     return f"DELETE FROM {relation}{own_rows(table.constants).as_string(None)};"  # noqa: S608  names are quoted
 
 
-async def _of_rows(conn: Connection, tables: Sequence[PublishedTable], wanted: Wanted, config: Config) -> list[Finding]:
-    code = Code.ROWS_EMPTIED if wanted.truncates else Code.ROWS_THERE
+async def _of_rows(
+    conn: Connection, tables: Sequence[PublishedTable], config: Config, *, truncates: bool
+) -> list[Finding]:
+    code = Code.ROWS_EMPTIED if truncates else Code.ROWS_THERE
     return [
         Finding(
             code=code,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import shlex
 from pathlib import Path
@@ -9,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parapply.cli.main import _load as load
-from parapply.cli.main import _Lsn as LsnType
+from parapply.cli.options import Lsn, load, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _STOPPED, _DIFFERENT = 130, 1
 #: A replay has a report, so its daemon says little; further settings win.
 _QUIET = ("log.level=error", "log.format=console")
+_OF_SOURCE = ("source.dsn", "source.slot", "source.publications")
 
 
 @click.command(
@@ -44,7 +45,9 @@ Exit 1: --max-bytes is reached.""",
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key, e.g. source.two_phase=true.")
 @click.option("--kept-slot", metavar="NAME", help="A slot that outlives the command; made if it is missing.")
 @click.option("--redact", "is_redacted", is_flag=True, help="Replace every value by another one of its type.")
-@click.option("--max-bytes", type=click.IntRange(min=0), default=0, metavar="N", help="End before more are used.")
+@click.option(
+    "--max-bytes", "most_bytes", type=click.IntRange(min=0), default=0, metavar="N", help="End before more are used."
+)
 @click.option(
     "--file-bytes",
     type=click.IntRange(min=1),
@@ -54,25 +57,15 @@ Exit 1: --max-bytes is reached.""",
     help="Bytes after which another file begins.",
 )
 @click.option("--for", "for_s", type=click.FloatRange(min=0), default=math.inf, metavar="S", help="Seconds to go on.")
-@click.option("--until", "until_lsn", type=LsnType(), metavar="LSN", help="End when all up to there is kept.")
-def capture(  # noqa: PLR0913  one parameter for each option
-    *,
-    folder: Path,
-    kept_slot: str | None,
-    is_redacted: bool,
-    max_bytes: int,
-    file_bytes: int,
-    for_s: float,
-    until_lsn: int | None,
-    **options: Any,  # noqa: ANN401  click's options
-) -> None:
+@click.option("--until", "until_lsn", type=Lsn(), metavar="LSN", help="End when all up to there is kept.")
+def capture(**options: Any) -> None:
     """Keep the stream of a slot in files, to apply it elsewhere."""
     config = load({"target": None, "slot": None, **options}, "target.dsn", "source.slot")
     from parapply.capture import command  # noqa: PLC0415
     from parapply.capture.folder import CaptureLimits  # noqa: PLC0415
 
-    how = command.CaptureOptions(folder, kept_slot, is_redacted, CaptureLimits(max_bytes, file_bytes), for_s, until_lsn)
-    command.capture(config, how)
+    how = taken(command.CaptureOptions, options, limits=taken(CaptureLimits, options))
+    asyncio.run(command.capture(config, how))
 
 
 @click.command(
@@ -133,52 +126,37 @@ are not repeated without --again. Exit 1: a run failed, or tables differ between
     metavar="FILE",
     help="Draw how late each run and prediction is over the day, as .svg or .png.",
 )
-@click.option("--despite-torn", is_flag=True, help="Apply everything before the place where a file is torn.")
+@click.option(
+    "--despite-torn", "is_despite_torn", is_flag=True, help="Apply everything before the place where a file is torn."
+)
 @click.option("--again", "is_again", is_flag=True, help="Repeat runs that are done.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
-def replay(  # noqa: PLR0913  one parameter for each option
-    *,
-    folder: Path,
-    target: str | None,
-    config_path: Path | None,
-    overrides: tuple[str, ...],
-    groups: tuple[str, ...],
-    copy_of: str | None,
-    speed: float,
-    late_after_s: float,
-    log: Path | None,
-    learn_changes: int | None,
-    plot: Path | None,
-    despite_torn: bool,
-    is_again: bool,
-    as_json: bool,
-) -> int:
+def replay(*, groups: tuple[str, ...], plot: Path | None, **options: Any) -> int:
     """Apply a capture to a scratch database, once for each group of settings."""
-    options = {"source": None, "slot": None, "publication": (), "target": target, "config_path": config_path}
+    layers = {**options, "source": None, "slot": None, "publication": (), "database": None}
 
     def read(more: Sequence[str]) -> Config:
-        layers = {**options, "database": None, "overrides": (*_QUIET, *overrides, *more)}
-        return load(layers, "source.dsn", "source.slot", "source.publications")
+        return load({**layers, "overrides": (*_QUIET, *options["overrides"], *more)}, *_OF_SOURCE)
 
     from parapply.capture import replay as replaying  # noqa: PLC0415
     from parapply.capture.show import show  # noqa: PLC0415
     from parapply.login import Login  # noqa: PLC0415
 
     pairs = _settings(groups)
-    if learn_changes is not None and (log is None or speed < math.inf):
+    log, learn_changes, late_after_s = options["log"], options["learn_changes"], options["late_after_s"]
+    is_paced = options["speed"] < math.inf
+    if learn_changes is not None and (log is None or is_paced):
         raise click.UsageError("--learn-changes: give --predict, and leave --speed out")
     changes = _changes(pairs, is_first_enough=learn_changes is not None) if log is not None else []
     if plot is not None:
         from parapply.analysis.late_plot import check_plot  # noqa: PLC0415
 
         check_plot(plot)
-    how = replaying.ReplayOptions(
-        folder, Login(copy_of) if copy_of else None, speed, is_despite_torn=despite_torn, is_again=is_again,
-        verdict=_verdict(), log=log, learn_changes=learn_changes or 0,
-    )  # fmt: skip
+    copy_of = Login(options["copy_of"]) if options["copy_of"] else None
+    how = taken(replaying.ReplayOptions, options, copy_of=copy_of, verdict=_verdict())
     outcome = replaying.replay(read, pairs, how)
-    forecasts = _forecasts(outcome, changes, is_paced=speed < math.inf)
-    show(outcome, late_after_s, forecasts, as_json=as_json)
+    forecasts = _forecasts(outcome, changes, is_paced=is_paced)
+    show(outcome, late_after_s, forecasts, as_json=options["as_json"])
     if plot is not None:
         _draw(outcome, forecasts, late_after_s, plot)
     if outcome.is_stopped:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from parapply.cli.main import _connection_options as connection_options
-from parapply.cli.main import _load as load
-from parapply.cli.main import _Lsn as Lsn
+from parapply.cli.options import Lsn, connection_options, load, taken, together
 from parapply.vocabulary import ConflictOutcome, ConflictType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from parapply.conflict.listing import Filter
 
 #: Choices of the filters.
@@ -36,33 +33,20 @@ def conflicts() -> None:
     """Look at changes that found other rows on the target; replay or drop the kept ones."""
 
 
-def _filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    options = [
-        click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(min=1)),
-        click.option("--type", "type_", type=click.Choice(TYPES), help="Conflicts of one type."),
-        click.option("--table", metavar="SCHEMA.TABLE", help="Conflicts on one table."),
-        click.option("--outcome", type=click.Choice(OUTCOMES), help="Conflicts with one outcome."),
-        click.option("--lsn", type=Lsn(), metavar="LSN", help="Conflicts of the transaction that ends there."),
-        click.option("--since", metavar="TIME", help="Conflicts since then; anything PostgreSQL reads as a time."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+_filter_options = together(
+    click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(min=1)),
+    click.option("--type", type=click.Choice(TYPES), help="Conflicts of one type."),
+    click.option("--table", metavar="SCHEMA.TABLE", help="Conflicts on one table."),
+    click.option("--outcome", type=click.Choice(OUTCOMES), help="Conflicts with one outcome."),
+    click.option("--lsn", type=Lsn(), metavar="LSN", help="Conflicts of the transaction that ends there."),
+    click.option("--since", metavar="TIME", help="Conflicts since then; anything PostgreSQL reads as a time."),
+)
 
 
-def _filter(options: dict[str, Any], *, limit: int = 0) -> Filter:
-    """Take the filter out of a command's options."""
+def _filter(options: dict[str, Any]) -> Filter:
     from parapply.conflict.listing import Filter  # noqa: PLC0415
 
-    return Filter(
-        limit=limit,
-        ids=tuple(options.pop("ids")),
-        type=options.pop("type_"),
-        table=options.pop("table"),
-        outcome=options.pop("outcome"),
-        lsn=options.pop("lsn"),
-        since=options.pop("since"),
-    )
+    return taken(Filter, options)
 
 
 @conflicts.command(
@@ -79,9 +63,9 @@ Examples:
     "--limit", type=click.IntRange(min=0), default=_LIMIT, show_default=True, help="Number of the latest ones; 0: all."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON array for programs.")
-def list_(*, limit: int, as_json: bool, **options: Any) -> None:  # noqa: ANN401  click's options
+def list_(*, as_json: bool, **options: Any) -> None:
     """List conflicts, the latest last, without the rows."""
-    wanted = _filter(options, limit=limit)
+    wanted = _filter(options)
     config = load(options, "source.dsn", "source.publications")
     from parapply.commands import conflicts as conflict_commands  # noqa: PLC0415
 
@@ -97,7 +81,7 @@ Examples:
 @connection_options
 @_filter_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON array for programs.")
-def show(*, as_json: bool, **options: Any) -> None:  # noqa: ANN401  click's options
+def show(*, as_json: bool, **options: Any) -> None:
     """Show conflicts with both rows, column by column."""
     wanted = _filter(options)
     if wanted.is_empty:
@@ -123,7 +107,7 @@ Examples:
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON array of effects for programs; needs --yes or --dry-run."
 )
-def replay_(*, dry_run: bool, assume_yes: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401  click's options
+def replay_(*, dry_run: bool, assume_yes: bool, as_json: bool, **options: Any) -> None:
     """Apply kept changes now, in one transaction, after showing what they would do."""
     wanted = _filter(options)
     if wanted.is_empty:
@@ -133,7 +117,8 @@ def replay_(*, dry_run: bool, assume_yes: bool, as_json: bool, **options: Any) -
     config = load(options, "source.dsn", "source.publications")
     from parapply.commands import conflicts as conflict_commands  # noqa: PLC0415
 
-    conflict_commands.replay_conflicts(config, wanted, is_dry=dry_run, assume_yes=assume_yes, as_json=as_json)
+    doing = conflict_commands.replay_conflicts(config, wanted, is_dry=dry_run, assume_yes=assume_yes, as_json=as_json)
+    asyncio.run(doing)
 
 
 @conflicts.command(
@@ -149,7 +134,7 @@ Examples:
 @click.option("--all", "is_all", is_flag=True, help="Every conflict of the slot.")
 @click.option("--yes", "assume_yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for programs; needs --yes.")
-def drop_(*, is_all: bool, assume_yes: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401  click's options
+def drop_(*, is_all: bool, assume_yes: bool, as_json: bool, **options: Any) -> None:
     """Drop conflicts from the history; the tables are not touched."""
     wanted = _filter(options)
     if wanted.is_empty != is_all:
@@ -183,7 +168,7 @@ left out, and kept: `parapply conflicts list --lsn 16/B374D848`, `parapply confl
     help="How long to wait for a running daemon to have skipped it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for programs.")
-def skip(*, lsn: int, cancel: bool, wait_s: float, as_json: bool, **options: Any) -> None:  # noqa: ANN401  click's options
+def skip(*, lsn: int, cancel: bool, wait_s: float, as_json: bool, **options: Any) -> None:
     """Skip exactly one transaction, by its end LSN; refused once it has been applied."""
     config = load(options, "source.dsn", "source.publications")
     from parapply.commands import conflicts as conflict_commands  # noqa: PLC0415

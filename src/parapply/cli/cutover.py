@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from parapply.cli.main import _connection_options as connection_options
+from parapply.cli.options import connection_options, taken
 from parapply.cli.several import Result, Several, configs, several_options, worst
 
 if TYPE_CHECKING:
     from parapply.config import Config
     from parapply.cutover.look import CutoverOptions
+
+#: Options that are settings.
+_OF_POOLERS: Final = ("poolers", "pooler_databases", "pooler_files", "pause_timeout_s")
 
 
 @click.command(
@@ -69,7 +73,9 @@ time, a table differs, or a write came after the fence.""",
     metavar="S",
     help="Limit from the fence until the target has everything; then all is taken back.",
 )
-@click.option("--no-sequences", is_flag=True, help="Leave the sequences as they are.")
+@click.option(
+    "--no-sequences", "with_sequences", flag_value=False, default=True, help="Leave the sequences as they are."
+)
 @click.option(
     "--pooler",
     "poolers",
@@ -95,63 +101,39 @@ time, a table differs, or a write came after the fence.""",
     help="Limit until all transactions have ended at the poolers.  [default: 10]",
 )
 @click.option(
-    "--leave-poolers", is_flag=True, help="Go on without the poolers that it has paused and are not named now."
+    "--leave-poolers",
+    "leaves_poolers",
+    is_flag=True,
+    help="Go on without the poolers that it has paused and are not named now.",
 )
-def cutover(  # noqa: PLR0913  options
-    *,
-    reverse_path: Path | None,
-    is_back: bool,
-    is_undo: bool,
-    is_dry: bool,
-    prints_reverse: bool,
-    verify: Literal["none", "sampled", "whole"],
-    keep_roles: tuple[str, ...],
-    fence_command: str,
-    timeout_s: float,
-    no_sequences: bool,
-    poolers: tuple[str, ...],
-    pooler_databases: tuple[str, ...],
-    pooler_files: tuple[str, ...],
-    pause_timeout_s: float | None,
-    leave_poolers: bool,
-    **options: Any,  # noqa: ANN401  click's
-) -> int:
+def cutover(*, reverse_path: Path | None, is_undo: bool, prints_reverse: bool, **options: Any) -> int:
     """Have the target take over, with a way back."""
+    is_back, is_dry = options["is_back"], options["is_dry"]
     if prints_reverse and (reverse_path or is_back or is_undo or is_dry):
         raise click.UsageError("--print-reverse goes with the options of a connection only")
     if is_undo and is_dry:
         raise click.UsageError("--undo has no --dry-run")
     if not prints_reverse and reverse_path is None:
         raise click.UsageError("--reverse FILE is missing; --print-reverse prints one")
-    flags = {
-        "cutover.poolers": poolers,
-        "cutover.pooler_databases": pooler_databases,
-        "cutover.pooler_files": pooler_files,
-        "cutover.pause_timeout_s": pause_timeout_s,
-    }
+    flags = {f"cutover.{key}": options[key] for key in _OF_POOLERS}
     found = configs({**options, "flags": flags})
     from parapply.cutover import command, look, way_back  # noqa: PLC0415
+    from parapply.cutover.meeting import Meeting  # noqa: PLC0415
 
     if reverse_path is None:
         if isinstance(found, Several):
             raise click.UsageError("--print-reverse is of one database: --database NAME; then write the names into it")
         return way_back.print_reverse(found)
-    if isinstance(found, Several) and pooler_databases:
+    if isinstance(found, Several) and options["pooler_databases"]:
         raise click.UsageError(
             "--pooler-database names one: several have their names at the source, or cutover.pooler_databases of each"
         )
     again = ["parapply", "cutover", "--config", str(options["config_path"] or "...")]
     again += ["--reverse", str(reverse_path), *_chosen(options), *([] if is_back else ["--back"])]
     run = options["config_path"] or "..." if is_back else reverse_path
-    how = look.CutoverOptions(
-        verify=verify,
-        keep_roles=keep_roles,
-        fence_command=fence_command,
-        timeout_s=timeout_s,
-        with_sequences=not no_sequences,
-        leaves_poolers=leave_poolers,
-        is_dry=is_dry,
-        is_back=is_back,
+    how = taken(
+        look.CutoverOptions,
+        options,
         other_way=shlex.join(again),
         hint=f"now: parapply run --config {shlex.quote(str(run))}  (the old source follows; its slot keeps WAL)\n"
         f"to go back: {shlex.join(again)}\n"
@@ -160,7 +142,7 @@ def cutover(  # noqa: PLR0913  options
     if not isinstance(found, Several):
         other = _others(reverse_path, flags, options["database"] and [options["database"]])
         forward, reverse = (other[0], found) if is_back else (found, other[0])
-        return command.undo(forward, reverse, how) if is_undo else command.cutover(forward, reverse, how)
+        return asyncio.run(command.one(forward, reverse, how, Meeting(), is_undo=is_undo))
     return _of_several(found, _others(reverse_path, flags, list(found.configs)), how, is_undo=is_undo)
 
 
@@ -178,7 +160,7 @@ def _of_several(found: Several, others: list[Config], how: CutoverOptions, *, is
     done = "could be" if how.is_dry else "taken back" if is_undo else "cut over"
     ended = {
         name: Result(one.exit_code, done if not one.exit_code else "incomplete, see above", error=one.error)
-        for name, one in several.cutover(members, is_undo=is_undo).items()
+        for name, one in asyncio.run(several.cutover(members, is_undo=is_undo)).items()
     }
     found.print(ended)
     if not (is_undo or how.is_dry or worst(ended)):

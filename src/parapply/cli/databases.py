@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parapply.cli.main import _connection_options as connection_options
+from parapply.cli.options import connection_options, taken
 from parapply.cli.several import Result, Several, configs, several_options
 from parapply.vocabulary import Provider
 
@@ -42,30 +42,20 @@ It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 3 or 4: `init` wo
 @click.option("--provider", type=_PROVIDERS, help="Also look at the rules of this service, which runs the publisher.")
 @click.option("--target-provider", type=_PROVIDERS, help="The same for the service that runs the target.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
-def check(
-    *,
-    is_copy: bool,
-    brings_schema: bool,
-    truncates: bool,
-    connections: int,
-    provider: str | None,
-    target_provider: str | None,
-    as_json: bool,
-    **options: Any,  # noqa: ANN401  click's options
-) -> int:
+def check(*, as_json: bool, **options: Any) -> int:
     """Report what would make init, the copy or the stream fail or hurt, before anything is made."""
-    if not is_copy and (brings_schema or truncates):
+    if not options["is_copy"] and (options["brings_schema"] or options["truncates"]):
         raise click.UsageError("--schema and --truncate belong to --copy")
     found = configs(options)
-    from parapply.check import command, look, show  # noqa: PLC0415
+    from parapply.check import look, show  # noqa: PLC0415
+    from parapply.check.source import CheckOptions  # noqa: PLC0415
 
-    how = look.CheckOptions(
-        is_copy=is_copy, brings_schema=brings_schema, truncates=truncates, connections=connections,
-        provider=None if provider is None else Provider(provider),
-        target_provider=None if target_provider is None else Provider(target_provider),
-    )  # fmt: skip
+    providers = {key: Provider(options[key]) for key in ("provider", "target_provider") if options[key] is not None}
+    how = taken(CheckOptions, options, **providers)
     if not isinstance(found, Several):
-        return command.check(found, how, as_json=as_json)
+        report = asyncio.run(look.look(found, how))
+        show.show(report, as_json=as_json)
+        return report.exit_code
 
     def one(config: Config) -> Result:
         report = asyncio.run(look.look(config, how))
@@ -91,7 +81,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for programs; with --watch one a line.")
 @click.option("--json-schema", "shows_schema", is_flag=True, help="Print the JSON Schema of --json; asks no server.")
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
-def status(*, as_json: bool, shows_schema: bool, watch: bool, **options: Any) -> int:  # noqa: ANN401  click's options
+def status(*, as_json: bool, shows_schema: bool, watch: bool, **options: Any) -> int:
     """Show state, lag, watermark, workers and tables; of several databases, a line of each."""
     if shows_schema:
         from parapply.commands import status_schema  # noqa: PLC0415
@@ -148,41 +138,23 @@ Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in u
 )
 @click.option("--statements", "prints_statements", is_flag=True, help="Print SQL that would repair the target.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
-def verify(
-    *,
-    tables: tuple[str, ...],
-    connections: int,
-    max_keys: int,
-    sampled_ranges: int | None,
-    max_pause_s: float,
-    prints_statements: bool,
-    as_json: bool,
-    **options: Any,  # noqa: ANN401  click's options
-) -> int:
+def verify(**options: Any) -> int:
     """Compare source and target at one LSN, online."""
     found = configs(options)
     from parapply.verify import command  # noqa: PLC0415
 
-    how = command.VerifyOptions(
-        tables=tables,
-        connections=connections,
-        max_keys=max_keys,
-        sampled_ranges=sampled_ranges or 0,
-        max_pause_s=max_pause_s,
-        prints_statements=prints_statements,
-        as_json=as_json,
-    )
+    how = taken(command.VerifyOptions, options)
     if not isinstance(found, Several):
-        return command.verify(found, how)
+        return asyncio.run(command.verify(found, how))
 
     def one(config: Config) -> Result:
-        if not as_json:
+        if not how.as_json:
             _heading(config)
         result = asyncio.run(command.comparison(config, how))
         said = command.said(result.verdicts, result.taken)
         return Result(0 if result.is_equal else 1, said, command.document(result.verdicts, result.taken))
 
-    return found.each(one, as_json=as_json)
+    return found.each(one, as_json=how.as_json)
 
 
 @click.command(
@@ -195,7 +167,7 @@ Examples:
 @connection_options
 @several_options
 @click.option("--yes", "assume_yes", is_flag=True, help="Do not ask.")
-def drop(*, assume_yes: bool, **options: Any) -> int:  # noqa: ANN401  click's options
+def drop(*, assume_yes: bool, **options: Any) -> int:
     """Remove the slot and the state; ask first, once for several databases."""
     found = configs(options, "source.publications")
     from parapply.commands import lifecycle  # noqa: PLC0415

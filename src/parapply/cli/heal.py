@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import click
 
-from parapply.cli.main import _connection_options as connection_options
-from parapply.cli.main import _load as load
+from parapply.cli.options import connection_options, load, taken
 
 
 @click.command(
@@ -33,10 +33,9 @@ For a slot that was dropped or invalidated, or that a failover left behind. The 
     "--whole", metavar="SCHEMA.TABLE", multiple=True, help="Empty this table and copy all of its rows; repeatable."
 )
 @click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="On each side.")
-def heal(*, is_dry: bool, max_rows: int, whole: tuple[str, ...], connections: int, **options: Any) -> int:  # noqa: ANN401  click's options
+def heal(**options: Any) -> int:
     """Replace a slot that is lost, and copy only what differs."""
     config = load(options)
     from parapply.heal import command  # noqa: PLC0415
 
-    how = command.HealOptions(is_dry=is_dry, max_rows=max_rows, whole=whole, connections=connections)
-    return command.heal(config, how)
+    return asyncio.run(command.heal(config, taken(command.HealOptions, options)))

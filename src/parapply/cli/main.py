@@ -5,22 +5,25 @@ Each command imports what it needs when it runs, so that ``--help`` and a wrong 
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import gc
 import importlib
 import math
 import os
-from contextlib import contextmanager
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from parapply import driver_versions, failpoints
-from parapply.cli import ending, version
+from parapply.cli import version
+from parapply.cli.options import Lsn, UntilType, connection_options, copy_options, light_start, load, load_all, taken
 from parapply.errors import ParapplyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from parapply.config import Config
     from parapply.config_fleet import Fleet
@@ -28,123 +31,8 @@ if TYPE_CHECKING:
 
 #: Exit status after Ctrl-C, as shells count it: 128 + SIGINT.
 _INTERRUPTED = 130
-
-_Command = TypeVar("_Command", bound="Callable[..., Any]")
-
-
-class _Lsn(click.ParamType[int]):
-    """An LSN as PostgreSQL prints it; becomes a number."""
-
-    name = "lsn"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401  click's
-        """Return the LSN as a number, or fail as a usage error."""
-        from parapply.model import parse_lsn  # noqa: PLC0415
-
-        try:
-            lsn = value if isinstance(value, int) else parse_lsn(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if not 0 <= lsn < 1 << 64:
-            self.fail(f"{value!r} is not an LSN like 16/B374D848", param, ctx)
-        return lsn
-
-
-class _Until(click.ParamType["Until"]):
-    """An LSN, or a time with its offset from UTC."""
-
-    name = "lsn or time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Until:  # noqa: ANN401  click's
-        """Return where to end, or fail as a usage error."""
-        from parapply.model import Until, parse_time  # noqa: PLC0415
-
-        if isinstance(value, Until):
-            return value
-        if "/" in value:
-            return Until(lsn=_Lsn().convert(value, param, ctx))
-        try:
-            return Until(time_us=parse_time(value))
-        except ValueError as error:
-            self.fail(f"{error}; give an LSN like 16/B374D848 or a time like '2026-11-23 14:05:00+00'", param, ctx)
-
-
-def _connection_options(command: _Command) -> _Command:
-    options = [
-        click.option("--source", metavar="DSN", help="Publisher: connection string or URI."),
-        click.option("--target", metavar="DSN", help="Subscriber: connection string or URI."),
-        click.option("--slot", metavar="NAME", help="Replication slot on the publisher."),
-        click.option("--publication", metavar="NAME", multiple=True, help="Publication to follow; repeatable."),
-        click.option("--config", "config_path", metavar="FILE", type=click.Path(path_type=Path), help="TOML file."),
-        click.option("--database", metavar="NAME", help="The one that is meant of a file of several databases."),
-        click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key, e.g. apply.workers=8."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-@contextmanager
-def _light_start() -> Iterator[None]:
-    """Import without the garbage collector: modules make many objects, and no garbage."""
-    gc.disable()
-    driver_versions.tell_own()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def _copy_options(command: _Command) -> _Command:
-    options = [
-        click.option(
-            "--connections",
-            type=click.IntRange(1, 64),
-            default=4,
-            show_default=True,
-            help="Sessions of the copy, on each side.",
-        ),
-        click.option("--truncate", "truncates", is_flag=True, help="Empty tables that hold rows before the copy."),
-        click.option(
-            "--defer-indexes",
-            "defers_indexes",
-            is_flag=True,
-            help="Drop indexes without a constraint, make them after.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _load(options: dict[str, Any], *not_needed: str) -> Config:
-    """Return the configuration of one database."""
-    from parapply.config_fleet import one_of  # noqa: PLC0415
-
-    return one_of(_load_all(options, *not_needed), options["database"])
-
-
-def _load_all(options: dict[str, Any], *not_needed: str) -> Config | Fleet:
-    """Return the configuration, of several databases where the file names them."""
-    from parapply.config import REQUIRED  # noqa: PLC0415
-    from parapply.config_fleet import load  # noqa: PLC0415
-
-    required = [key for key in REQUIRED if key not in not_needed]
-    return load(options["config_path"], options["overrides"], _flags(options), os.environ, required=required)
-
-
-def _flags(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that are options, by their keys; None: not given. `flags`: options of one command only."""
-    return {
-        "source.dsn": options["source"],
-        "target.dsn": options["target"],
-        "source.slot": options["slot"],
-        "source.publications": options["publication"],
-        **options.get("flags", {}),
-    }
-
-
+#: Errors of an output that takes nothing: a full disk, a quota, a terminal that has gone.
+_UNWRITTEN: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 #: Commands that are imported when they are asked for, with the place of each: bench's options and workloads alone are
 #: 4 ms of every other command's start.
 _LATER = {
@@ -220,7 +108,7 @@ A copy that was interrupted goes on with the same command.
 Passwords are better in PARAPPLY_SOURCE__DSN and PARAPPLY_TARGET__DSN, in a file that PARAPPLY_SOURCE__DSN_FILE
 names, or in ~/.pgpass, than in a flag.""",
 )
-@_connection_options
+@connection_options
 @click.option("--copy", "is_copy", is_flag=True, help="Also copy the rows of all published tables.")
 @click.option("--schema", "brings_schema", is_flag=True, help="With --copy: make the tables first, with pg_dump.")
 @click.option("--pg-dump", metavar="FILE", help="The program for --schema.  [default: pg_dump]")
@@ -238,34 +126,24 @@ names, or in ~/.pgpass, than in a flag.""",
     type=click.Choice(["refuse", "warn"]),
     help="With automatic: the reaction to a command that cannot be recorded exactly.  [default: refuse]",
 )
-@_copy_options
-def init(
-    *,
-    is_copy: bool,
-    brings_schema: bool,
-    pg_dump: str | None,
-    despite: tuple[str, ...],
-    ddl: str | None,
-    ddl_inexact: Literal["refuse", "warn"] | None,
-    **options: Any,  # noqa: ANN401  click's
-) -> None:
+@copy_options
+def init(*, is_copy: bool, ddl: str | None, **options: Any) -> None:
     """Check both ends; create the slot and the state schema; copy the rows if asked to."""
-    how = {key: options.pop(key) for key in ("connections", "truncates", "defers_indexes")}
-    if not is_copy and (brings_schema or pg_dump or how["truncates"] or how["defers_indexes"]):
+    if not is_copy and any(options[key] for key in ("brings_schema", "pg_dump", "truncates", "defers_indexes")):
         raise click.UsageError("--schema, --pg-dump, --truncate and --defer-indexes belong to --copy")
     is_automatic = ddl is not None and ddl.endswith("automatic")
-    if ddl_inexact and not is_automatic:
+    if options["ddl_inexact"] and not is_automatic:
         raise click.UsageError("--ddl-inexact belongs to --ddl=automatic")
-    inexact = ddl_inexact or "refuse" if is_automatic else None
-    with _light_start():
-        config = _load(options)
+    inexact: Any = options["ddl_inexact"] or "refuse" if is_automatic else None
+    with light_start():
+        config = load(options)
         from parapply import init as beginning  # noqa: PLC0415
         from parapply.copy import command  # noqa: PLC0415
     if ddl is not None and ddl.startswith("print"):
         beginning.print_queue(config, inexact=inexact)
         return
-    copy = command.CopyOptions(brings_schema=brings_schema, pg_dump=pg_dump, **how) if is_copy else None
-    beginning.init(config, copy, despite=despite, makes_queue=ddl is not None, inexact=inexact)
+    copy = taken(command.CopyOptions, options) if is_copy else None
+    beginning.init(config, copy, despite=options["despite"], makes_queue=ddl is not None, inexact=inexact)
 
 
 @cli.command(
@@ -276,26 +154,16 @@ Examples:
   parapply refresh --config app.toml --table public.orders --truncate
 The daemon may run at the same time.""",
 )
-@_connection_options
+@connection_options
 @click.option("--table", "tables", metavar="SCHEMA.TABLE", multiple=True, help="Copy just this one; repeatable.")
-@_copy_options
-def refresh(
-    *,
-    tables: tuple[str, ...],
-    connections: int,
-    truncates: bool,
-    defers_indexes: bool,
-    **options: Any,  # noqa: ANN401  click's
-) -> None:
+@copy_options
+def refresh(**options: Any) -> None:
     """Copy tables added to the publication and join them to the stream."""
-    with _light_start():
-        config = _load(options)
+    with light_start():
+        config = load(options)
         from parapply.copy import command  # noqa: PLC0415
 
-    how = command.CopyOptions(
-        connections=connections, truncates=truncates, defers_indexes=defers_indexes, tables=tables
-    )
-    command.refresh(config, how)
+    asyncio.run(command.refresh(config, taken(command.CopyOptions, options)))
 
 
 @cli.command(
@@ -309,17 +177,16 @@ Examples:
 With a time it ends before the first transaction, in commit order, that committed later; commit times are by
 the publisher's clock. A time that the target has passed is refused.""",
 )
-@_connection_options
-@click.option("--until", type=_Until(), metavar="LSN|TIME", help="Stop once all up to there is durable.")
+@connection_options
+@click.option("--until", type=UntilType(), metavar="LSN|TIME", help="Stop once all up to there is durable.")
 @click.option("--takeover", is_flag=True, help="End another daemon's sessions on the target instead of waiting.")
-def run(*, until: Until | None, takeover: bool, **options: Any) -> int:  # noqa: ANN401  click's options
+def run(*, until: Until | None, takeover: bool, **options: Any) -> int:
     """Run the daemon: SIGTERM or Ctrl-C drains, a second one aborts, SIGHUP reads the configuration again."""
     # Modules make many objects and no garbage: the daemon lets the collector in again, behind them.
     gc.disable()
     driver_versions.tell_own()
-    read = _load_all if options["database"] is None else _load
+    read = load_all if options["database"] is None else load
     found = read(options)
-    from parapply.cli.healing import heal_lost  # noqa: PLC0415
     from parapply.config_fleet import Fleet, one_of  # noqa: PLC0415
     from parapply.errors import ConfigError  # noqa: PLC0415
     from parapply.model import Until  # noqa: PLC0415
@@ -334,12 +201,19 @@ def run(*, until: Until | None, takeover: bool, **options: Any) -> int:  # noqa:
     if isinstance(found, Fleet):
         from parapply.runtime import fleet  # noqa: PLC0415
 
-        return fleet.run(found, load_again, until or Until(), takeover=takeover, heal=heal_lost)
+        return fleet.run(found, load_again, until or Until(), takeover=takeover, heal=_heal_lost)
     from parapply.runtime import daemon  # noqa: PLC0415
 
     return daemon.run(
-        found, lambda: one_of(load_again(), options["database"]), until or Until(), takeover=takeover, heal=heal_lost
+        found, lambda: one_of(load_again(), options["database"]), until or Until(), takeover=takeover, heal=_heal_lost
     )
+
+
+async def _heal_lost(config: Config) -> tuple[int, int] | None:
+    """Heal for the daemon, whose rooms import no command, by modules that few daemons ever need."""
+    from parapply.heal import automatic  # noqa: PLC0415
+
+    return await automatic.heal_lost(config)
 
 
 @cli.command(
@@ -348,8 +222,8 @@ Examples:
   lsn=$(psql "$SOURCE" -Atc 'SELECT pg_current_wal_insert_lsn()')
   parapply wait --config app.toml --lsn "$lsn" --timeout 30""",
 )
-@_connection_options
-@click.option("--lsn", type=_Lsn(), metavar="LSN", required=True, help="Return when the target shows all up to it.")
+@connection_options
+@click.option("--lsn", type=Lsn(), metavar="LSN", required=True, help="Return when the target shows all up to it.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -358,9 +232,9 @@ Examples:
     metavar="S",
     help="Give up after S seconds with exit 1; without it, wait for ever.",
 )
-def wait(*, lsn: int, timeout_s: float, **options: Any) -> None:  # noqa: ANN401  click's options
+def wait(*, lsn: int, timeout_s: float, **options: Any) -> None:
     """Read your writes: wait until the target has everything up to an LSN."""
-    config = _load(options, "source.dsn", "source.publications")
+    config = load(options, "source.dsn", "source.publications")
     from parapply.commands import lifecycle  # noqa: PLC0415
 
     lifecycle.wait(config, lsn, timeout_s)
@@ -376,8 +250,8 @@ Examples:
 The daemons must run. Several targets of one publisher are cut at the same LSN. Without a command the snapshots are
 kept until Ctrl-C; a command finds them in PARAPPLY_SNAPSHOT and PARAPPLY_LSN (_2, _3 ... for the others).""",
 )
-@_connection_options
-@click.option("--lsn", type=_Lsn(), metavar="LSN", help="LSN of the publisher; by default the earliest possible.")
+@connection_options
+@click.option("--lsn", type=Lsn(), metavar="LSN", help="LSN of the publisher; by default the earliest possible.")
 @click.option(
     "--with",
     "others",
@@ -398,17 +272,17 @@ def snapshot(
     timeout_s: float,
     as_json: bool,
     command: tuple[str, ...],
-    **options: Any,  # noqa: ANN401  click's options
+    **options: Any,
 ) -> int:
     """Export a snapshot of the target that equals the source at one LSN."""
-    configs = [_load(options, "source.dsn", "source.publications")]
+    configs = [load(options, "source.dsn", "source.publications")]
     from parapply.config import load_config  # noqa: PLC0415
 
     required = ("source.slot", "target.dsn")
     configs += [load_config(path, options["overrides"], {}, {}, required=required) for path in others]
     from parapply.commands import snapshot as taking  # noqa: PLC0415
 
-    return taking.run(configs, lsn, timeout_s, command, as_json=as_json)
+    return asyncio.run(taking.run(configs, lsn, timeout_s, command, as_json=as_json))
 
 
 @cli.command(
@@ -420,28 +294,20 @@ Examples:
 At a cut-over: stop the writers, `parapply wait` for the source's last LSN, then this. It may be run earlier, with
 --ahead, and again. Exit 1: a sequence is missing on the target or could not be set.""",
 )
-@_connection_options
+@connection_options
 @click.option(
     "--ahead", type=click.IntRange(min=0), default=0, show_default=True, help="Steps further than the source."
 )
 @click.option("--exact", "is_exact", is_flag=True, help="Also move sequences backwards.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only report the sequences that would move.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
-def sequences(
-    *,
-    ahead: int,
-    is_exact: bool,
-    is_dry: bool,
-    as_json: bool,
-    **options: Any,  # noqa: ANN401  click's options
-) -> int:
+def sequences(*, as_json: bool, **options: Any) -> int:
     """Copy sequence values, for the cut-over."""
-    config = _load(options, "source.slot", "source.publications")
-    from parapply.copy.sequences import copy_sequences  # noqa: PLC0415
+    config = load(options, "source.slot", "source.publications")
+    from parapply.copy.sequences import bring  # noqa: PLC0415
     from parapply.sequences import SequenceOptions  # noqa: PLC0415
 
-    how = SequenceOptions(ahead=ahead, is_exact=is_exact, is_dry=is_dry)
-    return copy_sequences(config, how, as_json=as_json)
+    return asyncio.run(bring(config, taken(SequenceOptions, options), as_json=as_json))
 
 
 @cli.command(
@@ -472,11 +338,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except ParapplyError as error:
-        return ending.report(error)
+        return _report(error)
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
     except OSError as error:
-        if not ending.is_unwritten(error):
+        if not _is_unwritten(error):
             raise
-        return ending.give_up_output(error)
+        return _give_up_output(error)
     return code if isinstance(code, int) else 0
+
+
+def _report(error: ParapplyError) -> int:
+    """Print an error of ours on standard error, and return its exit code."""
+    from parapply.errors import ConfigError  # noqa: PLC0415
+    from parapply.logs import is_journal, prioritized, redact_text  # noqa: PLC0415
+
+    # The configuration's errors come all at once, a line each; every other error is one line.
+    lines = str(error).splitlines() if isinstance(error, ConfigError) and not error.hint else [error.line()]
+    for line in lines:
+        text = f"parapply: {redact_text(line)}"
+        click.echo(prioritized(text.encode(), "error") if is_journal(sys.stderr) else text, err=True)
+    return error.exit_code
+
+
+def _is_unwritten(error: OSError) -> bool:
+    """Return whether an error comes from an open output, and not from a file by its name."""
+    return error.errno in _UNWRITTEN and error.filename is None
+
+
+def _give_up_output(error: OSError) -> int:
+    """Report in a line that standard output takes nothing; the rest is dropped, or Python tries it again."""
+    click.echo(f"parapply: standard output: {error.strerror}", err=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from parapply.cli.main import _connection_options as connection_options
-from parapply.cli.main import _light_start as light_start
+from parapply.cli.options import connection_options, light_start, taken
 from parapply.cli.several import Result, Several, configs, several_options, worst
 from parapply.printable import printable
 from parapply.vocabulary import MigrationStep
@@ -44,7 +43,7 @@ class _Rate(click.ParamType[int]):
 
     name = "rate"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401  click's
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return bytes a second, or fail as a usage error."""
         if isinstance(value, int):
             return value
@@ -64,9 +63,17 @@ _OUTSIDE = click.Choice(["refuse", "copy", "skip"])
 @click.option("--include", metavar="PATTERN", multiple=True, help="Only tables like schema.table; * and ?; repeatable.")
 @click.option("--exclude", metavar="PATTERN", multiple=True, help="No tables like schema.table; repeatable.")
 @click.option("--roles", "has_roles", is_flag=True, help="Make roles that the target does not have.")
-@click.option("--no-owner", is_flag=True, help="The target's role owns all; else owners are kept.")
-@click.option("--no-privileges", is_flag=True, help="Bring no GRANT over.")
-@click.option("--no-tablespaces", is_flag=True, help="All in the target's default tablespace.")
+@click.option(
+    "--no-owner", "has_owners", flag_value=False, default=True, help="The target's role owns all; else owners are kept."
+)
+@click.option("--no-privileges", "has_privileges", flag_value=False, default=True, help="Bring no GRANT over.")
+@click.option(
+    "--no-tablespaces",
+    "has_tablespaces",
+    flag_value=False,
+    default=True,
+    help="All in the target's default tablespace.",
+)
 @click.option("--large-objects", type=_OUTSIDE, default="refuse", show_default=True, help="No stream brings them.")
 @click.option(
     "--unlogged", type=_OUTSIDE, default="refuse", show_default=True, help="Rows of unlogged tables: the same."
@@ -97,7 +104,13 @@ _OUTSIDE = click.Choice(["refuse", "copy", "skip"])
     metavar="S",
     help="Lag that is small.",
 )
-@click.option("--no-wait", is_flag=True, help="End as soon as the lag is small; the daemon continues.")
+@click.option(
+    "--no-wait",
+    "is_waiting",
+    flag_value=False,
+    default=True,
+    help="End as soon as the lag is small; the daemon continues.",
+)
 @click.option(
     "--daemon-log",
     metavar="FILE",
@@ -113,60 +126,23 @@ _OUTSIDE = click.Choice(["refuse", "copy", "skip"])
 @click.option("--dry-run", "is_dry", is_flag=True, help="Of several: only name what would be done.")
 @click.option("--show", "is_show", is_flag=True, help="Only print how far each step is.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON document a line for programs.")
-def migrate(  # noqa: PLR0913  one for each option
-    *,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    has_roles: bool,
-    no_owner: bool,
-    no_privileges: bool,
-    no_tablespaces: bool,
-    large_objects: Any,  # noqa: ANN401  click's
-    unlogged: Any,  # noqa: ANN401  click's
-    jobs: int,
-    max_bytes_per_s: int,
-    truncates: bool,
-    pg_bin: Path | None,
-    despite: tuple[str, ...],
-    only: str | None,
-    first: str | None,
-    last: str | None,
-    max_lag_s: float,
-    no_wait: bool,
-    daemon_log: Path | None,
-    run_config: Path | None,
-    is_dry: bool,
-    is_show: bool,
-    as_json: bool,
-    **options: Any,  # noqa: ANN401  click's options
-) -> int:
+def migrate(*, daemon_log: Path | None, run_config: Path | None, is_dry: bool, is_show: bool, **options: Any) -> int:
     """Migrate a database: schema, rows, indexes and constraints, and follow until the cut-over."""
-    if only and (first or last):
+    if options["only"] and (options["first"] or options["last"]):
         raise click.UsageError("--only stands alone, without --from and --to")
     with light_start():
         found = configs(options)
         from parapply.migrate import command, show  # noqa: PLC0415
         from parapply.migrate.options import Choice, MigrateOptions  # noqa: PLC0415
     if is_show:
-        return _show(found, as_json=as_json) if isinstance(found, Several) else show.show_steps(found, as_json=as_json)
-    how = MigrateOptions(
-        choice=Choice(
-            include=include, exclude=exclude, has_owners=not no_owner, has_privileges=not no_privileges,
-            has_tablespaces=not no_tablespaces, large_objects=large_objects, unlogged=unlogged,
-        ),
-        has_roles=has_roles,
-        jobs=jobs,
-        max_bytes_per_s=max_bytes_per_s,
-        truncates=truncates,
-        pg_bin=pg_bin,
-        despite=despite,
-        only=MigrationStep(only) if only else None,
-        first=MigrationStep(first) if first else None,
-        last=MigrationStep(last) if last else None,
-        is_waiting=not no_wait,
-        max_lag_s=max_lag_s,
-        as_json=as_json,
-    )  # fmt: skip
+        as_json = options["as_json"]
+        return (
+            _show(found, as_json=as_json)
+            if isinstance(found, Several)
+            else asyncio.run(show.show_steps(found, as_json=as_json))
+        )
+    steps = {key: MigrationStep(options[key]) for key in ("only", "first", "last") if options[key]}
+    how = taken(MigrateOptions, options, choice=taken(Choice, options), **steps)
     if isinstance(found, Several):
         return _Several(found, how, options, daemon_log).migrate(run_config, is_dry=is_dry)
     if run_config or is_dry:
@@ -227,7 +203,7 @@ class _Several:
         for name, config in self._found.configs.items():
             log = self._log_folder / f"{config.source.slot}.log"
             members[name] = several.Member(config, _with_daemon(self._how, self._named(name, config), config, log))
-        ended, missing = several.migrate(members, is_dry=is_dry)
+        ended, missing = asyncio.run(several.migrate(members, is_dry=is_dry))
         found = {name: Result(one.exit_code, one.said, one.report(), one.error) for name, one in ended.items()}
         if self._how.as_json:
             servers = {"servers": [one._asdict() for one in missing]} if is_dry else {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import click
 
-from parapply.cli.main import _connection_options as connection_options
-from parapply.cli.main import _load as load
+from parapply.cli.options import connection_options, load
 
 _EPILOG = """\b
 Examples:
@@ -20,21 +20,22 @@ and copies all of its rows again. All other tables go on; no snapshot or verify 
 @click.command(epilog=_EPILOG)
 @connection_options
 @click.argument("tables", metavar="SCHEMA.TABLE...", nargs=-1, required=True)
-def pause(*, tables: tuple[str, ...], **options: Any) -> None:  # noqa: ANN401  click's options
+def pause(*, tables: tuple[str, ...], **options: Any) -> None:
     """Take tables out of the stream, until `parapply resume` copies them again."""
     config = load(options)
     from parapply.copy import command  # noqa: PLC0415
 
-    command.pause(config, tables)
+    asyncio.run(command.pause(config, tables))
 
 
 @click.command(epilog=_EPILOG)
 @connection_options
 @click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="On each side.")
 @click.argument("tables", metavar="SCHEMA.TABLE...", nargs=-1, required=True)
-def resume(*, tables: tuple[str, ...], connections: int, **options: Any) -> None:  # noqa: ANN401  click's options
+def resume(*, tables: tuple[str, ...], connections: int, **options: Any) -> None:
     """Copy tables again that are paused, and join them to the stream."""
     config = load(options)
     from parapply.copy import command  # noqa: PLC0415
 
-    command.refresh(config, command.CopyOptions(connections=connections, truncates=True, tables=tables, resumes=True))
+    how = command.CopyOptions(connections=connections, truncates=True, tables=tables, resumes=True)
+    asyncio.run(command.refresh(config, how))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import click
 
-from parapply.cli.main import _connection_options as connection_options
-from parapply.cli.main import _load as load
+from parapply.cli.options import connection_options, load, taken
 
 #: As `seed.came_along.CameAlong` has them.
 _KINDS = ("prepared", "subscriptions", "slots", "jobs", "states", "publications")
@@ -36,23 +36,16 @@ Killed anywhere, the same command goes on.""",
 @click.option(
     "--despite", metavar="CODE", multiple=True, help="Go on with a kind that came along, writes, or what init may."
 )
-def seed(
-    *,
-    is_preparing: bool,
-    is_dry: bool,
-    cleans: tuple[str, ...],
-    despite: tuple[str, ...],
-    **options: Any,  # noqa: ANN401  click's
-) -> None:
+def seed(*, is_preparing: bool, **options: Any) -> None:
     """Join a physical copy of the publisher to the slot, without a copy of rows."""
-    if is_preparing and (is_dry or cleans or despite):
+    if is_preparing and (options["is_dry"] or options["cleans"] or options["despite"]):
         raise click.UsageError("--prepare goes with the options of a connection only")
     config = load(options, *(["target.dsn"] if is_preparing else []))
     from parapply.seed import command  # noqa: PLC0415
     from parapply.seed.came_along import CameAlong  # noqa: PLC0415
 
     if is_preparing:
-        command.prepare(config)
+        asyncio.run(command.prepare(config))
         return
-    how = command.SeedOptions(cleans=tuple(map(CameAlong, cleans)), despite=despite, is_dry=is_dry)
-    command.seed(config, how)
+    how = taken(command.SeedOptions, options, cleans=tuple(map(CameAlong, options["cleans"])))
+    asyncio.run(command.seed(config, how))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from parapply.cli.main import _flags as flags_of
+from parapply.cli.options import flags_of, together
 from parapply.errors import ConfigError, ParapplyError
 from parapply.printable import printable
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from parapply.config import Config
     from parapply.login import Login
 
-_Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 #: Asked for the names of the others, where the template names none: every server has it from the start.
 _FIRST: Final = "postgres"
@@ -111,25 +110,21 @@ def worst(found: dict[str, Result]) -> int:
     return max([one.exit_code for one in found.values()], default=0)
 
 
-def several_options(command: _Command) -> _Command:
-    """Add the options that choose several databases."""
-    options = [
-        click.option(
-            "--all-databases",
-            "is_all",
-            is_flag=True,
-            help="Each database of the publisher's server; DSNs are templates.",
-        ),
-        click.option(
-            "--include-databases", "included", metavar="NAME", multiple=True, help="Just this one of them; repeatable."
-        ),
-        click.option(
-            "--exclude-databases", "excluded", metavar="NAME", multiple=True, help="All but this one; repeatable."
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+#: Options that choose several databases.
+several_options = together(
+    click.option(
+        "--all-databases",
+        "is_all",
+        is_flag=True,
+        help="Each database of the publisher's server; DSNs are templates.",
+    ),
+    click.option(
+        "--include-databases", "included", metavar="NAME", multiple=True, help="Just this one of them; repeatable."
+    ),
+    click.option(
+        "--exclude-databases", "excluded", metavar="NAME", multiple=True, help="All but this one; repeatable."
+    ),
+)
 
 
 def configs(options: dict[str, Any], *not_needed: str) -> Config | Several:
@@ -198,11 +193,7 @@ def _chosen(names: Iterable[str], included: Collection[str], excluded: Collectio
 
 
 def _check_named(given: Sequence[str], names: Collection[str], left_out: dict[str, str]) -> None:
-    """Refuse a name of no database, which may be misspelt.
-
-    Raises:
-        ConfigError: such a name is given.
-    """
+    """Refuse a name of no database, which may be misspelt."""
     from parapply.config_values import did_you_mean  # noqa: PLC0415
 
     lines = [

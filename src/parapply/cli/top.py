@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from parapply.cli.main import _connection_options as connection_options
+from parapply.cli.options import connection_options
 from parapply.cli.several import Result, Several, configs, several_options, worst
 from parapply.errors import ConfigError
 from parapply.extras import install_hint
@@ -33,7 +33,7 @@ databases a line for each: up, down, Enter opens one, Escape goes back."""
               help="Between two looks.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Look twice, 2.5 s apart at least, print one screen, and end.")
 @click.option("--json", "as_json", is_flag=True, help="With --once: one JSON object for programs.")
-def top(*, interval_s: float, once: bool, as_json: bool, **options: Any) -> int:  # noqa: ANN401  click's options
+def top(*, interval_s: float, once: bool, as_json: bool, **options: Any) -> int:
     """Watch a slot live: lag, workers and what they wait for, hot tables; of several databases, a line of each."""
     if as_json and not once:
         raise click.UsageError("--json belongs to --once")

@@ -89,7 +89,6 @@ def show_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
     Raises:
         ConfigError: a filter cannot be read.
         TargetRefused: there are none; or as everywhere.
-        TargetLost: as everywhere.
     """
     found = asyncio.run(_read(config, wanted, with_rows=True))
     if as_json:
@@ -131,18 +130,13 @@ def _check_found(found: list[dict[str, Any]], wanted: Filter) -> None:
         raise TargetRefused(f"no conflict {names} is kept", hint="see `parapply conflicts list`")
 
 
-def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: bool, as_json: bool) -> None:
+async def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: bool, as_json: bool) -> None:
     """Show what applying kept changes would do, ask, and do it in one transaction.
 
     Raises:
         ConfigError: a filter cannot be read.
         TargetRefused: one of them cannot be applied, and so none was.
-        TargetLost: as everywhere.
     """
-    asyncio.run(_replay(config, wanted, is_dry=is_dry, assume_yes=assume_yes, as_json=as_json))
-
-
-async def _replay(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: bool, as_json: bool) -> None:
     schema = config.target.state_schema
     async with _opened(config, "conflicts") as (conn, slot_id):
         if not is_dry:
@@ -201,7 +195,6 @@ def skip(config: Config, lsn: int, wait_s: float, *, as_json: bool) -> None:
 
     Raises:
         TargetRefused: it has been applied, or no transaction can end there yet.
-        TargetLost: as everywhere.
     """
     request = asyncio.run(_skip(config, lsn, wait_s))
     click.echo(json.dumps(msgspec.structs.asdict(request)) if as_json else _told(request))

@@ -62,7 +62,6 @@ def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command
     Raises:
         SlotBusy: a process reads the slot.
         LeaseHeld: a daemon runs.
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end is not there or refuses.
     """
     asyncio.run(drop_one(config, assume_yes=assume_yes))
 
@@ -184,7 +183,6 @@ async def _check_removable(target: settings.Connection, schema: str, slot_id: in
 
     Raises:
         TargetRefused: a privilege is missing, another role prepared a transaction, or a cut-over is under way.
-        TargetLost: the connection broke.
     """
     cutover = await cutovers.read(target, schema, slot_id)
     if cutover is not None and cutover.holds_others:
@@ -214,7 +212,6 @@ def wait(config: Config, lsn: int, timeout_s: float) -> None:
     Raises:
         ParapplyError: not there in time; exit code 1.
         TargetRefused: the target knows nothing of the slot.
-        TargetLost: the connection broke.
     """
     asyncio.run(applied(config, lsn, timeout_s))
 

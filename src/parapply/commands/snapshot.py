@@ -27,7 +27,7 @@ _SNAPSHOT_VARIABLE = "PARAPPLY_SNAPSHOT"
 _LSN_VARIABLE = "PARAPPLY_LSN"
 
 
-def run(  # the options of a command
+async def run(
     configs: Sequence[Config], lsn: int | None, timeout_s: float, command: Sequence[str], *, as_json: bool
 ) -> int:
     """Take the snapshots and keep them; return the command's exit code, or 0.
@@ -42,12 +42,6 @@ def run(  # the options of a command
     Raises:
         ParapplyError, TargetRefused, TargetLost: as `ask.snapshots`.
     """
-    return asyncio.run(_run(configs, lsn, timeout_s, command, as_json=as_json))
-
-
-async def _run(
-    configs: Sequence[Config], lsn: int | None, timeout_s: float, command: Sequence[str], *, as_json: bool
-) -> int:
     async with snapshots(configs, lsn=lsn, timeout_s=timeout_s) as taken:
         if as_json:
             click.echo(json.dumps([_document(one) for one in taken]))

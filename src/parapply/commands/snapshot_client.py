@@ -65,7 +65,6 @@ async def snapshots(
     Raises:
         ParapplyError: not there in time; exit code 1.
         TargetRefused: no daemon runs, the LSN is in the past, or tables are not copied yet.
-        TargetLost: the connection broke.
     """
     stands = choose is not None or (lsn is None and len(configs) > 1)
     deadline_s = time.monotonic() + timeout_s

@@ -70,7 +70,7 @@ class Bar:
         self._has_bytes = has_bytes
         self._clock = clock
         # rich takes a tenth of a second to import, and output to a log does not need it.
-        self._progress = _terminal_progress() if said is None and sys.stderr.isatty() else None
+        self._progress = terminal_progress() if said is None and sys.stderr.isatty() else None
         self._task = self._progress.add_task(doing, total=None, figures="") if self._progress else None
         self.rows = 0
         self.size_bytes = 0
@@ -185,7 +185,8 @@ class Bar:
         )
 
 
-def _terminal_progress() -> Progress:
+def terminal_progress() -> Progress:
+    """Return a bar on standard error, with the field `figures` beside it."""
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
@@ -193,7 +194,7 @@ def _terminal_progress() -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}", markup=False),
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,

@@ -47,12 +47,7 @@ CONSTANT_TYPES = {16: "bool", 20: "int8", 21: "int2", 23: "int4", 25: "text", 10
 
 
 def is_binary(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
-    """Return whether a table's rows can go in binary.
-
-    Args:
-        table: as published, with the publisher's types.
-        target_types: OID of each column's type on the target.
-    """
+    """Return whether a table's rows can go in binary."""
     return all(target_types.get(column) in CONSTANT_TYPES for column in table.constants) and all(
         type_oid in BINARY_TYPES and target_types.get(column) == type_oid
         for column, type_oid in zip(table.columns, table.types, strict=True)

@@ -81,7 +81,7 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
         TargetRefused, TargetLost: the target's tables are not as they must be.
         LeaseHeld: another process copies.
     """
-    schema = config.target.state_schema
+    schema, copy = config.target.state_schema, _Copy(config, ends, options)
     dumped = b""
     if options.brings_schema and not config.mapping.is_empty:
         raise ConfigError(
@@ -95,11 +95,11 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
             # One transaction: where something is refused, nothing of the schema is left.
             async with ends.target.transaction():
                 await schemas.make(ends.target, dumped)
-                await _check_target(config, ends.target, tables, options)
+                await copy.check_target(tables)
     else:
         # Each query alone, because one transaction would keep every table and index locked, which takes more shared
         # memory than a server has for ten thousand tables.
-        await _check_target(config, ends.target, tables, options)
+        await copy.check_target(tables)
     if dumped:
         click.echo(f"target: schema made ({len(dumped):,} bytes of SQL)")
     async with connect.state_schema(ends.target, schema):
@@ -109,51 +109,12 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
                 adopted = await connect.adopt(config, ends)
                 await copies.add(ends.target, schema, adopted.slot_id, _oids(tables), is_listed=True)
                 await left_out.note(config, ends, adopted.slot_id)
-            have_run = await _until_commands(config, ends, adopted.slot_id)
-            await _copy_later(config, options, ends, adopted, tables, have_run)
+            have_run = await copy.until_commands(adopted.slot_id)
+            await copy.copy_later(adopted, tables, have_run)
         else:
-            made = await _begin(config, options, ends, tables, have_run)
+            made = await copy.begin(tables, have_run)
             if made is not None:
-                await _go_on_after_pause(config, options, ends, made, tables)
-
-
-async def _begin(
-    config: Config,
-    options: CopyOptions,
-    ends: connect.Connections,
-    tables: Sequence[PublishedTable],
-    have_run: Collection[int] | None,
-) -> state.SlotState | None:
-    """Make the slot and copy from its own snapshot: the stream begins where the copy ends.
-
-    Returns:
-        The slot, where the copy pauses.
-    """
-    schema = config.target.state_schema
-    login = config.source.login
-    shapes = await on_target.shapes(ends.target, [table.here() for table in tables])
-    async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, config.source.slot) as snapshot:
-        told.cancel()
-        failpoints.probe(failpoints.COPY_SLOT)
-        names = [table.full_name for table in tables]
-        # One transaction, so that a daemon which finds the state also finds the tables under way.
-        async with lifecycle.new_slot(ends.source, config.source.slot), ends.target.transaction():
-            if have_run is not None:
-                await check_commands(config, snapshot, have_run)
-            made = await connect.adopt(config, ends, is_new=True)
-            await lease.take_lease(ends.target, made.slot_id, 0, lock_class=lease.COPY_LOCK_CLASS)
-            await copies.add(ends.target, schema, made.slot_id, _oids(tables), is_listed=True)
-            await copies.begin(ends.target, schema, made.slot_id, names, snapshot.lsn)
-            await _keep_marks(config, ends, made.slot_id)
-            await left_out.note(config, ends, made.slot_id)
-        failpoints.probe(failpoints.COPY_STATE)
-        click.echo(f"slot {config.source.slot!r}: starts at {format_lsn(snapshot.lsn)}, where the copy ends")
-        # The stream begins with the snapshot: no command of before comes.
-        try:
-            await _load(config, options, ends, made.slot_id, tables, shapes, snapshot, None)
-        except slot_guard.CopyPaused:
-            return made
-        return None
+                await copy.go_on_after_pause(made, tables)
 
 
 async def go_on(
@@ -177,9 +138,10 @@ async def go_on(
         SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `begin`; the slot was begun without a copy.
     """
     name, schema = config.source.slot, config.target.state_schema
-    await _check_not_cut_over(config, ends, found.slot_id)
+    copy = _Copy(config, ends, options)
+    await copy.check_not_cut_over(found.slot_id)
     published = await published_tables(ends.source, config.source.publications, config.mapping)
-    known = await _known(config, ends, found.slot_id, published)
+    known = await copy.known(found.slot_id, published)
     if not known.is_listed:
         raise TargetRefused(
             f"slot {name!r} was begun without a copy and is applied up to {format_lsn(found.low_lsn)}",
@@ -197,17 +159,38 @@ async def go_on(
     begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
     await check_readable(ends.source, tables)
     if have_run is None:
-        have_run = await _until_commands(config, ends, found.slot_id)
+        have_run = await copy.until_commands(found.slot_id)
     elif not await ddl_queue.numbers(ends.source) <= set(have_run):
         raise came_late()
-    await _check_target(config, ends.target, tables, options, begun=begun)
+    await copy.check_target(tables, begun=begun)
     unpublished = sorted(left - {table.full_name for table in tables})
     await copies.forget(ends.target, schema, found.slot_id, unpublished)
-    await _copy_later(config, options, ends, found, tables, have_run)
+    await copy.copy_later(found, tables, have_run)
     return True
 
 
-def refresh(config: Config, options: CopyOptions) -> None:
+async def pause(config: Config, names: Sequence[str]) -> None:
+    """Take tables out of the stream until `resume` copies them again; return when the daemon applies nothing to them.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: a table is not published; an end is not as it must be.
+        LeaseHeld: another process copies.
+    """
+    schema = config.target.state_schema
+    async with connect.open_both(config, "pause") as ends:
+        copy = _Copy(config, ends, CopyOptions())
+        found, known, published = await copy.slot_tables()
+        tables = _named(config, names, published)
+        await copy.take_lock(found.slot_id)
+        async with ends.target.transaction():
+            await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=known.is_listed)
+            await copies.pause(ends.target, schema, found.slot_id, [table.full_name for table in tables])
+        await copy.until_seen(found.slot_id)
+        paused = left_out.few([table.text for table in tables])
+        click.echo(f"paused: {paused}; `parapply resume` copies what is paused again")
+
+
+async def refresh(config: Config, options: CopyOptions) -> None:
     """Copy tables that were added to the publications, or single ones again, and join them to the stream.
 
     The daemon may run at the same time. It continues with all other tables; it pauses at a change that is later than
@@ -216,88 +199,15 @@ def refresh(config: Config, options: CopyOptions) -> None:
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `init`.
     """
-    asyncio.run(_refresh(config, options))
-
-
-def pause(config: Config, tables: Sequence[str]) -> None:
-    """Take tables out of the stream until `resume` copies them again; return when the daemon applies nothing to them.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: a table is not published; an end is not as it must be.
-        LeaseHeld: another process copies.
-    """
-    asyncio.run(_pause(config, tables))
-
-
-async def _pause(config: Config, names: Sequence[str]) -> None:
-    schema = config.target.state_schema
-    async with connect.open_both(config, "pause") as ends:
-        found, known, published = await _slot_tables(config, ends)
-        tables = _named(config, names, published)
-        await _take_lock(config, ends, found.slot_id)
-        async with ends.target.transaction():
-            await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=known.is_listed)
-            await copies.pause(ends.target, schema, found.slot_id, [table.full_name for table in tables])
-        await _until_seen(config, ends, found.slot_id)
-        paused = left_out.few([table.text for table in tables])
-        click.echo(f"paused: {paused}; `parapply resume` copies what is paused again")
-
-
-async def _take_lock(config: Config, ends: connect.Connections, slot_id: int) -> None:
-    """Take the copy lock of a slot that is not cut over, and wait until no session of an earlier copy writes.
-
-    Raises:
-        LeaseHeld: another process copies, or a cut-over is under way.
-        TargetRefused, TargetLost: it is cut over.
-    """
-    await lease.take_lease(ends.target, slot_id, 0, lock_class=lease.COPY_LOCK_CLASS)
-    await lease.fence(ends.target, slot_id, lambda _: None, lock_class=lease.COPY_LOCK_CLASS)
-    await _check_not_cut_over(config, ends, slot_id)
-
-
-async def _check_not_cut_over(config: Config, ends: connect.Connections, slot_id: int) -> None:
-    """Refuse a target that takes over, and a source that has not taken over yet."""
-    await connect.check_back(config, ends.source, await slot.inspect(ends.source, config.source.slot))
-    await cutovers.check_may_write(
-        ends.target, config.target.state_schema, slot_id, config.source.slot, until=cutovers.COPIES_STOP
-    )
-
-
-async def _slot_tables(
-    config: Config, ends: connect.Connections
-) -> tuple[state.SlotState, copies.Copies, list[PublishedTable]]:
-    """Return what is known of the slot and of its tables, and what is published.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: as `refresh`.
-    """
-    name = config.source.slot
-    facts = await slot.inspect(ends.source, name)
-    await slot.check_publications(ends.source, config.source.publications)
-    # An older state schema is refused here, and not when something is half done.
-    found = await connect.known_state(config, ends.target, facts.system_identifier)
-    if found is None:
-        raise TargetRefused(f"the target knows nothing of slot {name!r}", hint="run `parapply init --copy`")
-    await _check_not_cut_over(config, ends, found.slot_id)
-    if facts.slot is not None and facts.slot.is_two_phase:
-        raise SourceRefused(
-            f"slot {name!r} has two_phase: a transaction prepared before the copy and committed after it would be"
-            " neither in the copy nor in the stream",
-            hint="`parapply drop`, then `parapply init --copy`, during which two_phase is pending",
-        )
-    published = await _published(config, ends, facts)
-    return found, await _known(config, ends, found.slot_id, published), published
-
-
-async def _refresh(config: Config, options: CopyOptions) -> None:
     schema = config.target.state_schema
     async with connect.open_both(config, "refresh") as ends:
-        found, known, published = await _slot_tables(config, ends)
-        tables = _chosen(config, options, known, published)
+        copy = _Copy(config, ends, options)
+        found, known, published = await copy.slot_tables()
+        tables = copy.chosen(known, published)
         left_out.say_schema_only(known)
         begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
-        have_run = await _until_commands(config, ends, found.slot_id) if tables else None
-        await _check_target(config, ends.target, tables, options, begun=begun)
+        have_run = await copy.until_commands(found.slot_id) if tables else None
+        await copy.check_target(tables, begun=begun)
         there = {row.name for row in known.tables if not row.is_schema_only}
         gone = sorted(there - {table.full_name for table in published})
         if gone:
@@ -307,45 +217,11 @@ async def _refresh(config: Config, options: CopyOptions) -> None:
             click.echo("all published tables are copied or paused; nothing to do")
             return
         await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=known.is_listed)
-        await _copy_later(config, options, ends, found, tables, have_run)
-
-
-def _chosen(
-    config: Config, options: CopyOptions, known: copies.Copies, published: Sequence[PublishedTable]
-) -> list[PublishedTable]:
-    """Return the tables to copy.
-
-    Raises:
-        SourceRefused: a named table is not published.
-        TargetRefused: which tables are new cannot be known; or one to be resumed is not paused.
-    """
-    paused = {row.name for row in known.tables if row.is_paused}
-    if options.tables:
-        named = _named(config, options.tables, published)
-        running = [table.text for table in named if options.resumes and table.full_name not in paused]
-        if running:
-            raise TargetRefused(
-                f"not paused: {left_out.few(running)}",
-                hint="`parapply status` shows which are; `refresh --table` copies others",
-            )
-        return named
-    if not known.is_listed:
-        raise TargetRefused(
-            "this slot was begun without a copy: which tables are new is not known",
-            hint="name them with --table schema.table",
-        )
-    left_out.say_paused(known)
-    copied = {(row.name, row.source_oid) for row in known.tables if row.state == CopyState.COPIED or row.is_paused}
-    return [table for table in published if copied.isdisjoint({(table.full_name, one) for one in (table.oid, None)})]
+        await copy.copy_later(found, tables, have_run)
 
 
 def _named(config: Config, texts: Sequence[str], published: Sequence[PublishedTable]) -> list[PublishedTable]:
-    """Return published tables by ``schema.table``, each once.
-
-    Raises:
-        ConfigError: the rows of one are left out.
-        SourceRefused: one is not published.
-    """
+    """Return published tables by ``schema.table``, each once."""
     config.mapping.check_rows(texts)
     by_text = {table.text: table for table in published}
     if missing := [text for text in texts if text not in by_text]:
@@ -356,214 +232,8 @@ def _named(config: Config, texts: Sequence[str], published: Sequence[PublishedTa
     return [by_text[text] for text in dict.fromkeys(texts)]
 
 
-async def _known(
-    config: Config, ends: connect.Connections, slot_id: int, published: Sequence[PublishedTable]
-) -> copies.Copies:
-    """Return the facts known of the tables, by the names that they have now, and checked as the daemon does."""
-    schema = config.target.state_schema
-    known = await copies.load(ends.target, schema, slot_id)
-    known = await continuity.leave_out(ends.source, ends.target, config, slot_id, known)
-    names = {row.source_oid: row.name for row in known.tables}
-    renamed = {
-        table.oid: table.full_name for table in published if names.get(table.oid, table.full_name) != table.full_name
-    }
-    if renamed:
-        await copies.rename(ends.target, schema, slot_id, renamed)
-        known = await copies.load(ends.target, schema, slot_id)
-    found = await continuity.look(ends.source, ends.target, config, slot_id, known)
-    if found.altered:
-        altered = left_out.few([".".join(name) for name in found.altered])
-        click.echo(f"warning: {continuity.ALTERED}: {altered}. Hint: {continuity.ALTERED_HINT}")
-    return await copies.load(ends.target, schema, slot_id) if found.has_changed else known
-
-
-async def _keep_marks(config: Config, ends: connect.Connections, slot_id: int) -> None:
-    """Note which tables exist, once the snapshot is made, so that later ones can be distinguished from them."""
-    marks = await late_tables.marks(ends.source, config.source.publications)
-    await copies.keep_marks(ends.target, config.target.state_schema, slot_id, marks)
-
-
 def _oids(tables: Sequence[PublishedTable]) -> dict[Name, int]:
     return {table.full_name: table.oid for table in tables}
-
-
-async def _copy_later(  # noqa: PLR0913, PLR0917  all that is known by now
-    config: Config,
-    options: CopyOptions,
-    ends: connect.Connections,
-    found: state.SlotState,
-    tables: Sequence[PublishedTable],
-    have_run: Collection[int] | None,
-) -> None:
-    """Copy from a snapshot of now, although the stream has begun before; pause where that is configured."""
-    try:
-        await _copy_now(config, options, ends, found, tables, have_run)
-    except slot_guard.CopyPaused:
-        await _go_on_after_pause(config, options, ends, found, tables)
-
-
-async def _go_on_after_pause(
-    config: Config,
-    options: CopyOptions,
-    ends: connect.Connections,
-    found: state.SlotState,
-    tables: Sequence[PublishedTable],
-) -> None:
-    """Copy what is left of tables as soon as the slot keeps less WAL; their copy pauses, and its snapshot is gone."""
-    # Without the lock the daemon leaves the changes of these tables out, as after an interruption.
-    await lease.release_lease(ends.target, found.slot_id, lease.COPY_LOCK_CLASS)
-    await slot_guard.until_free(config)
-    known = await copies.load(ends.target, config.target.state_schema, found.slot_id)
-    copied = {row.name for row in known.tables if row.state == CopyState.COPIED}
-    if left := [table for table in tables if table.full_name not in copied]:
-        click.echo(f"the copy goes on: {len(tables) - len(left)} tables are copied, {len(left)} are left", err=True)
-        have_run = await _until_commands(config, ends, found.slot_id)
-        await _copy_later(config, options, ends, found, left, have_run)
-
-
-async def _copy_now(  # noqa: PLR0913, PLR0917  all that is known by now
-    config: Config,
-    options: CopyOptions,
-    ends: connect.Connections,
-    found: state.SlotState,
-    tables: Sequence[PublishedTable],
-    have_run: Collection[int] | None,
-) -> None:
-    """Copy from a snapshot of now.
-
-    First the daemon must know that these tables are under way: the snapshot shows what is committed before it, so
-    no later change may be left out of the stream.
-    """
-    schema, slot_id = config.target.state_schema, found.slot_id
-    # From the first note on, a copied table counts as not copied: its changes are left out until it is copied again.
-    await slot.check_room(ends.source)
-    await _take_lock(config, ends, slot_id)
-    names = [table.full_name for table in tables]
-    before_lsn = (await slot.position(ends.source)).flush_lsn
-    await copies.begin(ends.target, schema, slot_id, names, before_lsn)
-    failpoints.probe(failpoints.COPY_STATE)
-    await _until_seen(config, ends, slot_id)
-    login = config.source.login
-    shapes = await on_target.shapes(ends.target, [table.here() for table in tables])
-    async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, None) as snapshot:
-        told.cancel()
-        await copies.begin(ends.target, schema, slot_id, names, snapshot.lsn)
-        if not options.tables:
-            await _keep_marks(config, ends, slot_id)
-        click.echo(f"{len(tables)} tables join the stream at {format_lsn(snapshot.lsn)}")
-        await _load(config, options, ends, slot_id, tables, shapes, snapshot, have_run)
-
-
-async def _until_commands(config: Config, ends: connect.Connections, slot_id: int) -> Collection[int] | None:
-    """Return when commands that have run on the publisher have also run here, because a copy has their effects.
-
-    Returns:
-        Their numbers; None: no commands run here.
-
-    Raises:
-        TargetRefused: some are still to be run, and no daemon does it.
-        SourceRefused, SourceLost, TargetLost: an end cannot be asked.
-    """
-    if not (config.ddl.apply and await ddl_queue.is_published(ends.source, config.source.publications)):
-        return None
-    schema = config.target.state_schema
-    before = await ddl_queue.numbers(ends.source)
-    wanted_lsn = (await slot.position(ends.source)).insert_lsn
-    async with _patiently("waiting for the daemon to run commands of the publisher that came before the copy"):
-        while True:
-            noted, low_lsn = await commands.noted(ends.target, schema, slot_id)
-            # A command that is not noted by then is older than the slot.
-            if not (left := before - noted) or covers(low_lsn, wanted_lsn):
-                return before
-            if not await lease.holders(ends.target, slot_id):
-                raise TargetRefused(
-                    f"{len(left)} commands in the publisher's queue may still have to run here, and a copy has what"
-                    " they did: they would do it twice",
-                    hint="start the daemon, which runs them first, and run the same command again; rows of"
-                    " parapply.ddl_queue that are older than the slot can be deleted",
-                )
-            await asyncio.sleep(_POLL_S)
-
-
-async def _until_seen(config: Config, ends: connect.Connections, slot_id: int) -> None:
-    """Return when the daemon, if one runs, keeps to what was written, and has committed what it took before."""
-    async with _patiently("waiting for the daemon to take note of it"):
-        while not await copies.is_seen(ends.target, config.target.state_schema, slot_id):  # noqa: ASYNC110  another process writes it
-            await asyncio.sleep(_POLL_S)
-
-
-async def _load(  # noqa: PLR0913, PLR0917  all that is known by now
-    config: Config,
-    options: CopyOptions,
-    ends: connect.Connections,
-    slot_id: int,
-    tables: Sequence[PublishedTable],
-    shapes: Mapping[Name, str],
-    snapshot: SourceSnapshot,
-    have_run: Collection[int] | None,
-) -> None:
-    failpoints.probe(failpoints.COPY_BEGUN)
-    marks = await check_unchanged(config, tables, snapshot, have_run)
-    await copies.keep_published(ends.target, config.target.state_schema, slot_id, marks)
-    with Bar(listener=options.on_progress) as bar:
-        load = CopyLoad(config, slot_id, ends.target, options, shapes=shapes, watcher=bar)
-        try:
-            await slot_guard.guarded(config, slot_id, load.run(tables, snapshot))
-        except ParapplyError as error:
-            own = error.hint or (_DIFFERS if isinstance(error, TargetRefused) else "")
-            error.hint = "; ".join([text for text in (own, IS_LEFT) if text])
-            raise
-    failpoints.probe(failpoints.COPY_DONE)
-    click.echo(f"copied {len(tables)} tables: {bar.summary()}")
-
-
-async def _published(config: Config, ends: connect.Connections, facts: slot.SourceFacts) -> list[PublishedTable]:
-    """Return the tables to copy from; report which are left out although they are published.
-
-    Raises:
-        SourceRefused: the role may not read one.
-        SourceLost: the connection broke.
-    """
-    left_out.say_state(facts, await slot.published_tables(ends.source, config.source.publications))
-    tables = await published_tables(ends.source, config.source.publications, config.mapping)
-    await check_readable(ends.source, tables)
-    return tables
-
-
-async def _check_target(
-    config: Config,
-    target: settings.Connection,
-    tables: Sequence[PublishedTable],
-    options: CopyOptions,
-    *,
-    begun: Collection[Name] | None = None,
-) -> None:
-    """Refuse what would fail when something is half done.
-
-    Args:
-        config: whose code may run.
-        target: control session.
-        tables: to be copied.
-        options: what may be done to them.
-        begun: tables that have rows of an interrupted copy; None: no copy has begun.
-
-    Raises:
-        TargetRefused: tables or columns are missing, hold rows, or the role may not do what the copy needs.
-        TargetLost: the connection broke.
-    """
-    here = [table.here() for table in tables]
-    await on_target.check_columns(target, here, may_be_made=begun is None)
-    begun_oids = {table.oid for table in tables if table.full_name in (begun or ())}
-    full = await on_target.not_empty(target, here, config.target)
-    foreign = [table.text for table in full if table.oid not in begun_oids]
-    if foreign and not options.truncates:
-        raise TargetRefused(
-            f"target: {left_out.few(foreign)} hold rows already",
-            hint="if target.dsn leads to the right database and these rows may go, --truncate deletes them",
-        )
-    await on_target.check_access(target, here, emptied=full)
-    if options.defers_indexes:
-        await on_target.check_owned(target, [table for table in here if not table.constants])
 
 
 _WAITS_FOR_TRANSACTIONS = (
@@ -579,3 +249,264 @@ async def _patiently(text: str) -> AsyncIterator[asyncio.TimerHandle]:
         yield timer
     finally:
         timer.cancel()
+
+
+class _Copy:
+    """A copy, or what is done to the tables of one; the sessions on both ends are the caller's."""
+
+    def __init__(self, config: Config, ends: connect.Connections, options: CopyOptions) -> None:
+        self._config = config
+        self._ends = ends
+        self._source, self._target = ends.source, ends.target
+        self._options = options
+        self._name, self._publications = config.source.slot, config.source.publications
+        self._schema = config.target.state_schema
+
+    async def begin(self, tables: Sequence[PublishedTable], have_run: Collection[int] | None) -> state.SlotState | None:
+        """Make the slot and copy from its own snapshot: the stream begins where the copy ends.
+
+        Returns:
+            The slot, where the copy pauses.
+        """
+        schema, login = self._schema, self._config.source.login
+        shapes = await on_target.shapes(self._target, [table.here() for table in tables])
+        async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, self._name) as snapshot:
+            told.cancel()
+            failpoints.probe(failpoints.COPY_SLOT)
+            names = [table.full_name for table in tables]
+            # One transaction, so that a daemon which finds the state also finds the tables under way.
+            async with lifecycle.new_slot(self._source, self._name), self._target.transaction():
+                if have_run is not None:
+                    await check_commands(self._config, snapshot, have_run)
+                made = await connect.adopt(self._config, self._ends, is_new=True)
+                await lease.take_lease(self._target, made.slot_id, 0, lock_class=lease.COPY_LOCK_CLASS)
+                await copies.add(self._target, schema, made.slot_id, _oids(tables), is_listed=True)
+                await copies.begin(self._target, schema, made.slot_id, names, snapshot.lsn)
+                await self._keep_marks(made.slot_id)
+                await left_out.note(self._config, self._ends, made.slot_id)
+            failpoints.probe(failpoints.COPY_STATE)
+            click.echo(f"slot {self._name!r}: starts at {format_lsn(snapshot.lsn)}, where the copy ends")
+            # The stream begins with the snapshot: no command of before comes.
+            try:
+                await self._load(made.slot_id, tables, shapes, snapshot, None)
+            except slot_guard.CopyPaused:
+                return made
+            return None
+
+    async def copy_later(
+        self, found: state.SlotState, tables: Sequence[PublishedTable], have_run: Collection[int] | None
+    ) -> None:
+        """Copy from a snapshot of now, although the stream has begun before; pause where that is configured."""
+        try:
+            await self._copy_now(found, tables, have_run)
+        except slot_guard.CopyPaused:
+            await self.go_on_after_pause(found, tables)
+
+    async def go_on_after_pause(self, found: state.SlotState, tables: Sequence[PublishedTable]) -> None:
+        """Copy what is left of tables once the slot keeps less WAL; their copy pauses, and its snapshot is gone."""
+        # Without the lock the daemon leaves the changes of these tables out, as after an interruption.
+        await lease.release_lease(self._target, found.slot_id, lease.COPY_LOCK_CLASS)
+        await slot_guard.until_free(self._config)
+        known = await copies.load(self._target, self._schema, found.slot_id)
+        copied = {row.name for row in known.tables if row.state == CopyState.COPIED}
+        if left := [table for table in tables if table.full_name not in copied]:
+            click.echo(f"the copy goes on: {len(tables) - len(left)} tables are copied, {len(left)} are left", err=True)
+            have_run = await self.until_commands(found.slot_id)
+            await self.copy_later(found, left, have_run)
+
+    async def _copy_now(
+        self, found: state.SlotState, tables: Sequence[PublishedTable], have_run: Collection[int] | None
+    ) -> None:
+        """Copy from a snapshot of now.
+
+        First the daemon must know that these tables are under way: the snapshot shows what is committed before it, so
+        no later change may be left out of the stream.
+        """
+        schema, slot_id = self._schema, found.slot_id
+        # From the first note on a copied table counts as not copied: its changes are left out until it is copied.
+        await slot.check_room(self._source)
+        await self.take_lock(slot_id)
+        names = [table.full_name for table in tables]
+        before_lsn = (await slot.position(self._source)).flush_lsn
+        await copies.begin(self._target, schema, slot_id, names, before_lsn)
+        failpoints.probe(failpoints.COPY_STATE)
+        await self.until_seen(slot_id)
+        login = self._config.source.login
+        shapes = await on_target.shapes(self._target, [table.here() for table in tables])
+        async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, None) as snapshot:
+            told.cancel()
+            await copies.begin(self._target, schema, slot_id, names, snapshot.lsn)
+            if not self._options.tables:
+                await self._keep_marks(slot_id)
+            click.echo(f"{len(tables)} tables join the stream at {format_lsn(snapshot.lsn)}")
+            await self._load(slot_id, tables, shapes, snapshot, have_run)
+
+    async def until_commands(self, slot_id: int) -> Collection[int] | None:
+        """Return when commands that have run on the publisher have also run here, because a copy has their effects.
+
+        Returns:
+            Their numbers; None: no commands run here.
+
+        Raises:
+            TargetRefused: some are still to be run, and no daemon does it.
+        """
+        if not (self._config.ddl.apply and await ddl_queue.is_published(self._source, self._publications)):
+            return None
+        schema = self._schema
+        before = await ddl_queue.numbers(self._source)
+        wanted_lsn = (await slot.position(self._source)).insert_lsn
+        async with _patiently("waiting for the daemon to run commands of the publisher that came before the copy"):
+            while True:
+                noted, low_lsn = await commands.noted(self._target, schema, slot_id)
+                # A command that is not noted by then is older than the slot.
+                if not (left := before - noted) or covers(low_lsn, wanted_lsn):
+                    return before
+                if not await lease.holders(self._target, slot_id):
+                    raise TargetRefused(
+                        f"{len(left)} commands in the publisher's queue may still have to run here, and a copy has what"
+                        " they did: they would do it twice",
+                        hint="start the daemon, which runs them first, and run the same command again; rows of"
+                        " parapply.ddl_queue that are older than the slot can be deleted",
+                    )
+                await asyncio.sleep(_POLL_S)
+
+    async def until_seen(self, slot_id: int) -> None:
+        """Return when the daemon, if one runs, keeps to what was written, and has committed what it took before."""
+        async with _patiently("waiting for the daemon to take note of it"):
+            while not await copies.is_seen(self._target, self._schema, slot_id):  # noqa: ASYNC110  another process writes it
+                await asyncio.sleep(_POLL_S)
+
+    async def _load(
+        self,
+        slot_id: int,
+        tables: Sequence[PublishedTable],
+        shapes: Mapping[Name, str],
+        snapshot: SourceSnapshot,
+        have_run: Collection[int] | None,
+    ) -> None:
+        failpoints.probe(failpoints.COPY_BEGUN)
+        marks = await check_unchanged(self._config, tables, snapshot, have_run)
+        await copies.keep_published(self._target, self._schema, slot_id, marks)
+        with Bar(listener=self._options.on_progress) as bar:
+            load = CopyLoad(self._config, slot_id, self._target, self._options, shapes=shapes, watcher=bar)
+            try:
+                await slot_guard.guarded(self._config, slot_id, load.run(tables, snapshot))
+            except ParapplyError as error:
+                own = error.hint or (_DIFFERS if isinstance(error, TargetRefused) else "")
+                error.hint = "; ".join([text for text in (own, IS_LEFT) if text])
+                raise
+        failpoints.probe(failpoints.COPY_DONE)
+        click.echo(f"copied {len(tables)} tables: {bar.summary()}")
+
+    async def _keep_marks(self, slot_id: int) -> None:
+        """Note which tables exist, once the snapshot is made, so that later ones can be distinguished from them."""
+        marks = await late_tables.marks(self._source, self._publications)
+        await copies.keep_marks(self._target, self._schema, slot_id, marks)
+
+    async def take_lock(self, slot_id: int) -> None:
+        """Take the copy lock of a slot that is not cut over, and wait until no session of an earlier copy writes.
+
+        Raises:
+            LeaseHeld: another process copies, or a cut-over is under way.
+            TargetRefused, TargetLost: it is cut over.
+        """
+        await lease.take_lease(self._target, slot_id, 0, lock_class=lease.COPY_LOCK_CLASS)
+        await lease.fence(self._target, slot_id, lambda _: None, lock_class=lease.COPY_LOCK_CLASS)
+        await self.check_not_cut_over(slot_id)
+
+    async def check_not_cut_over(self, slot_id: int) -> None:
+        """Refuse a target that takes over, and a source that has not taken over yet."""
+        await connect.check_back(self._config, self._source, await slot.inspect(self._source, self._name))
+        await cutovers.check_may_write(self._target, self._schema, slot_id, self._name, until=cutovers.COPIES_STOP)
+
+    async def slot_tables(self) -> tuple[state.SlotState, copies.Copies, list[PublishedTable]]:
+        """Return what is known of the slot and of its tables, and what is published."""
+        facts = await slot.inspect(self._source, self._name)
+        await slot.check_publications(self._source, self._publications)
+        # An older state schema is refused here, and not when something is half done.
+        found = await connect.known_state(self._config, self._target, facts.system_identifier)
+        if found is None:
+            raise TargetRefused(f"the target knows nothing of slot {self._name!r}", hint="run `parapply init --copy`")
+        await self.check_not_cut_over(found.slot_id)
+        if facts.slot is not None and facts.slot.is_two_phase:
+            raise SourceRefused(
+                f"slot {self._name!r} has two_phase: a transaction prepared before the copy and committed after it"
+                " would be neither in the copy nor in the stream",
+                hint="`parapply drop`, then `parapply init --copy`, during which two_phase is pending",
+            )
+        published = await self._published(facts)
+        return found, await self.known(found.slot_id, published), published
+
+    def chosen(self, known: copies.Copies, published: Sequence[PublishedTable]) -> list[PublishedTable]:
+        """Return the tables to copy."""
+        paused = {row.name for row in known.tables if row.is_paused}
+        if self._options.tables:
+            named = _named(self._config, self._options.tables, published)
+            running = [table.text for table in named if self._options.resumes and table.full_name not in paused]
+            if running:
+                raise TargetRefused(
+                    f"not paused: {left_out.few(running)}",
+                    hint="`parapply status` shows which are; `refresh --table` copies others",
+                )
+            return named
+        if not known.is_listed:
+            raise TargetRefused(
+                "this slot was begun without a copy: which tables are new is not known",
+                hint="name them with --table schema.table",
+            )
+        left_out.say_paused(known)
+        copied = {(row.name, row.source_oid) for row in known.tables if row.state == CopyState.COPIED or row.is_paused}
+        return [
+            table for table in published if copied.isdisjoint({(table.full_name, one) for one in (table.oid, None)})
+        ]
+
+    async def known(self, slot_id: int, published: Sequence[PublishedTable]) -> copies.Copies:
+        """Return the facts known of the tables, by the names that they have now, and checked as the daemon does."""
+        schema = self._schema
+        known = await copies.load(self._target, schema, slot_id)
+        known = await continuity.leave_out(self._source, self._target, self._config, slot_id, known)
+        names = {row.source_oid: row.name for row in known.tables}
+        renamed = {
+            table.oid: table.full_name
+            for table in published
+            if names.get(table.oid, table.full_name) != table.full_name
+        }
+        if renamed:
+            await copies.rename(self._target, schema, slot_id, renamed)
+            known = await copies.load(self._target, schema, slot_id)
+        found = await continuity.look(self._source, self._target, self._config, slot_id, known)
+        if found.altered:
+            altered = left_out.few([".".join(name) for name in found.altered])
+            click.echo(f"warning: {continuity.ALTERED}: {altered}. Hint: {continuity.ALTERED_HINT}")
+        return await copies.load(self._target, schema, slot_id) if found.has_changed else known
+
+    async def _published(self, facts: slot.SourceFacts) -> list[PublishedTable]:
+        """Return the tables to copy from; report which are left out although they are published."""
+        left_out.say_state(facts, await slot.published_tables(self._source, self._publications))
+        tables = await published_tables(self._source, self._publications, self._config.mapping)
+        await check_readable(self._source, tables)
+        return tables
+
+    async def check_target(self, tables: Sequence[PublishedTable], *, begun: Collection[Name] | None = None) -> None:
+        """Refuse what would fail when something is half done.
+
+        Args:
+            tables: to be copied.
+            begun: tables that have rows of an interrupted copy; None: no copy has begun.
+
+        Raises:
+            TargetRefused: tables or columns are missing, hold rows, or the role may not do what the copy needs.
+        """
+        here = [table.here() for table in tables]
+        await on_target.check_columns(self._target, here, may_be_made=begun is None)
+        begun_oids = {table.oid for table in tables if table.full_name in (begun or ())}
+        full = await on_target.not_empty(self._target, here, self._config.target)
+        foreign = [table.text for table in full if table.oid not in begun_oids]
+        if foreign and not self._options.truncates:
+            raise TargetRefused(
+                f"target: {left_out.few(foreign)} hold rows already",
+                hint="if target.dsn leads to the right database and these rows may go, --truncate deletes them",
+            )
+        await on_target.check_access(self._target, here, emptied=full)
+        if self._options.defers_indexes:
+            await on_target.check_owned(self._target, [table for table in here if not table.constants])

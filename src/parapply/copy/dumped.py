@@ -66,10 +66,6 @@ def statements(text: str) -> Iterator[DumpedStatement]:
 def edited(text: str, edit: Callable[[DumpedStatement], str | None]) -> str:
     """Return a script in which some statements are replaced, and everything else is as it was.
 
-    Args:
-        text: the script.
-        edit: returns what takes a statement's place; None: the statement stays.
-
     Raises:
         ValueError: the script ends within a statement.
     """

@@ -114,16 +114,6 @@ class CopyLoad:
         shapes: Mapping[Name, str],
         watcher: Watcher,
     ) -> None:
-        """Keep what is needed; open nothing.
-
-        Args:
-            config: both ends.
-            slot_id: of the state.
-            control: session that holds the copy lock.
-            options: how.
-            shapes: of the target's tables before the snapshot, as `tables.shapes` returns them.
-            watcher: called with all that is done.
-        """
         self._config = config
         self._schema = config.target.state_schema
         self._slot_id = slot_id
@@ -287,10 +277,6 @@ class CopyLoad:
 
         Such a command is later than the snapshot, whose rows would get defaults that they never had, or come to columns
         that now have each other's names. COPY holds a lock, so the columns stay as they are.
-
-        Raises:
-            TargetRefused: they have.
-            TargetLost: the connection broke.
         """
         if await on_target.shapes(target, [table]) != {table.full_name: self._shapes[table.full_name]}:
             raise TargetRefused(
@@ -384,10 +370,6 @@ async def _check_file(source: slot.Connection, part: Part) -> None:
 
     A table that is rewritten is empty for a snapshot from before, or its rows are in other pages (PostgreSQL manual,
     "Caveats" of MVCC). From the COPY on the session holds a lock, so its file stays as it is.
-
-    Raises:
-        SourceRefused: it was rewritten, or is another relation now.
-        SourceLost: the connection broke.
     """
     relation = f"{part.schema}.{part.name}"
     quoted = sql.Identifier(part.schema, part.name).as_string(None)

@@ -90,7 +90,6 @@ async def published_tables(
         TargetRefused: two of them lead to one table of the target.
         SourceRefused: publications of one table list different columns, which the stream also refuses; or `omit` names
             a column that is not published, or one of the key.
-        SourceLost: the connection broke.
     """
     found = await _read(conn, publications)
     return _mapped([table for table in found if not mapping.is_schema_only(table.full_name)], mapping)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from psycopg import sql
 
-    from parapply.copy.rate import RateLimit
+    from parapply.copy.places import RateLimit
     from parapply.source import slot
     from parapply.target.session import settings
 
@@ -128,11 +128,7 @@ async def _past_libpq(conn: slot.Connection, out: sql.Composed, relation: str) -
 
 
 def _look_at_others(reader: RowReader, relation: str) -> int | None:
-    """Return how many rows the server has sent, once it is ready for the next command; before, None.
-
-    Raises:
-        SourceRefused, SourceLost: it has reported an error.
-    """
+    """Return how many rows the server has sent, once it is ready for the next command; before, None."""
     n_rows = 0
     is_ready = False
     for kind, contents in reader.others:

@@ -165,14 +165,6 @@ class Resumption:
         writer: Writer,
         types: Mapping[tuple[str, str], Mapping[str, int]],
     ) -> None:
-        """Keep what is needed; open nothing.
-
-        Args:
-            config: both ends.
-            slot_id: of the state.
-            writer: session that writes the rows.
-            types: of the target's columns, by table.
-        """
         self._config = config
         self._schema = config.target.state_schema
         self._slot_id = slot_id

@@ -69,7 +69,6 @@ async def connection(login: Login, environ: Mapping[str, str]) -> tuple[str, dic
 
     Raises:
         ConfigError: the DSN cannot be parsed, or has a secret that no variable can carry.
-        SourceLost: the command has printed no password.
     """
     try:
         parameters: dict[str, Any] = conninfo.conninfo_to_dict(login.dsn)
@@ -129,7 +128,6 @@ async def dump(program: str, source: Login, *, without: Sequence[str], options: 
     Raises:
         ConfigError: the DSN cannot be handed on.
         SourceRefused: pg_dump failed.
-        SourceLost: the command has printed no password.
     """
     text, variables = await connection(source, os.environ)
     key = await _restrict_key(program)
@@ -216,7 +214,6 @@ async def make(target: Connection, script: bytes, *, is_migration: bool = False)
 
     Raises:
         TargetRefused: an object exists already, a privilege is missing, or the target is too old for it.
-        TargetLost: the connection broke.
     """
     if not script:
         return
@@ -246,10 +243,6 @@ def fitting(script: str, known: Collection[str]) -> str:
 
     A newer pg_dump begins with the settings of its own version; the definitions come after the first comment that names
     an object.
-
-    Args:
-        script: as pg_dump writes it.
-        known: names of the server's settings.
     """
     kept, position = [], 0
     for one in statements(script):

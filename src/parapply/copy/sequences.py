@@ -5,7 +5,6 @@ In: the configuration and options. Out: a line for each sequence that moved or c
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +28,8 @@ if TYPE_CHECKING:
 _INCOMPLETE = 1
 
 
-def copy_sequences(config: Config, how: SequenceOptions, *, as_json: bool) -> int:
-    """Copy and report; return 0, or 1 if a sequence is missing on the target or could not be set.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end is not there, or does not let them be read.
-    """
-    return asyncio.run(bring(config, how, as_json=as_json))
-
-
 async def bring(config: Config, how: SequenceOptions, *, as_json: bool = False) -> int:
-    """Do what `copy_sequences` does, in a loop that runs; the arguments and errors are its own."""
+    """Copy and report; return 0, or 1 if a sequence is missing on the target or could not be set."""
     outcomes = await _copy(config, how)
     _print(outcomes, is_dry=how.is_dry, as_json=as_json)
     return _INCOMPLETE if any(not one.is_carried for one in outcomes) else 0

@@ -87,7 +87,6 @@ async def _watch(config: Config, slot_id: int) -> None:
 
     Raises:
         CopyPaused, WalLimitReached: the reason.
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
     """
     limit = retention.wal_limit(config.source)
     is_told = False

@@ -89,7 +89,6 @@ async def open_reader(login: Login, name: str, snapshot: SourceSnapshot) -> slot
 
     Raises:
         SourceRefused: the snapshot is gone.
-        SourceLost: no connection.
     """
     conn = await slot.connect(login, application_name=name)
     try:

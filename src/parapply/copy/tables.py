@@ -43,7 +43,6 @@ async def check_columns(conn: Connection, tables: Sequence[PublishedTable], *, m
 
     Raises:
         TargetRefused: something is missing, or generated on the target, or holds parapply's own progress.
-        TargetLost: the connection broke.
     """
     own = sql.SQL("SELECT schema_name FROM {} AS own").format(sql.SQL(STATE_SCHEMAS_SQL))
     with target_errors("looking for parapply's own tables"):
@@ -183,7 +182,6 @@ async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
 
     Raises:
         TargetRefused: it could not be done, or a foreign key would change rows of another table.
-        TargetLost: the connection broke.
     """
     if not tables:
         return
@@ -261,7 +259,6 @@ async def check_access(
 
     Raises:
         TargetRefused: a privilege is missing, or row-level security applies, which COPY does not work with.
-        TargetLost: the connection broke.
     """
     query = sql.SQL(
         "SELECT pg_catalog.row_security_active(c.oid), ARRAY(SELECT p.name FROM unnest($3::text[]) AS p(name)"

@@ -53,15 +53,6 @@ class Writers:
     def __init__(
         self, config: Config, slot_id: int, leader_pid: int, snapshot: SourceSnapshot, names: Sequence[Name]
     ) -> None:
-        """Keep what is needed; open nothing.
-
-        Args:
-            config: both ends.
-            slot_id: of the state.
-            leader_pid: server process of the session that holds the copy lock.
-            snapshot: that is copied.
-            names: of the tables, on the target.
-        """
         self._config = config
         self._slot_id = slot_id
         self._leader_pid = leader_pid
@@ -74,7 +65,6 @@ class Writers:
 
         Raises:
             TargetRefused: there is no origin for it, and without one something would be lost.
-            TargetLost: no connection.
         """
         target = self._config.target
         conn = await settings.connect_control(

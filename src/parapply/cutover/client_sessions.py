@@ -47,9 +47,6 @@ class ClientSessions:
     async def keep_out(self, deadline_s: float) -> str:
         """Keep them from the source, also behind a fence that stands, and return how, in words.
 
-        Args:
-            deadline_s: by time.monotonic().
-
         Raises:
             SourceRefused, SourceLost, ParapplyError: as `fence.put_up` and `fence.end_writers`, or the command failed.
         """
@@ -65,9 +62,6 @@ class ClientSessions:
     async def end_others(self, deadline_s: float) -> None:
         """End what has a name like the daemon's, which is gone, and is another program's.
 
-        Args:
-            deadline_s: by time.monotonic().
-
         Raises:
             SourceRefused, SourceLost, ParapplyError: as `fence.end_writers`.
         """
@@ -77,10 +71,6 @@ class ClientSessions:
 
     async def let_in(self, kind: str, conn: Connection) -> None:
         """Lift a fence.
-
-        Args:
-            kind: of the fence; empty: none stands.
-            conn: plain session on the server that it is on.
 
         Raises:
             ConfigError: it was a command's, and none is given.

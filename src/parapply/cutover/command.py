@@ -37,7 +37,6 @@ from parapply.cutover.client_sessions import ClientSessions
 from parapply.cutover.comparison import CutoverComparison
 from parapply.cutover.hooks import Hooks
 from parapply.cutover.look import CutoverLook, CutoverOptions, Pair, check_pair
-from parapply.cutover.meeting import Meeting
 from parapply.cutover.notes import CutoverNotes
 from parapply.cutover.poolers import Poolers
 from parapply.cutover.undoing import Held, Undoing
@@ -54,43 +53,28 @@ from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:
     from parapply.config import Config
+    from parapply.cutover.meeting import Meeting
 
 _INCOMPLETE: Final = 1
 
 
-def cutover(forward: Config, reverse: Config, options: CutoverOptions) -> int:
-    """Cut over, or go on with it, and return the exit code: 1 if transactions came after the fence.
+async def one(  # noqa: PLR0913  the two streams, and their place among others
+    forward: Config, reverse: Config, options: CutoverOptions, meeting: Meeting, name: str = "", *, is_undo: bool
+) -> int:
+    """Cut one database over, or go on with it, or take that back; return the exit code: 1 if transactions came late.
 
     Args:
         forward: the stream that runs; its target takes over.
         reverse: the way back: its source is that target, its target the old source.
         options: how.
+        meeting: with the others of the command.
+        name: of the database, as the command has it; of several.
+        is_undo: take back, as long as no writers were let in.
 
     Raises:
         ConfigError: the two do not belong together.
         SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: an end refuses, or is not there.
         ParapplyError: not ready in time, or a table differs.
-    """
-    return asyncio.run(one(forward, reverse, options, Meeting(), is_undo=False))
-
-
-def undo(forward: Config, reverse: Config, options: CutoverOptions) -> int:
-    """Take back a cut-over that has not let writers in; arguments and errors as `cutover`."""
-    return asyncio.run(one(forward, reverse, options, Meeting(), is_undo=True))
-
-
-async def one(  # noqa: PLR0913  as `cutover`, and its place among others
-    forward: Config, reverse: Config, options: CutoverOptions, meeting: Meeting, name: str = "", *, is_undo: bool
-) -> int:
-    """Cut one database over, or take that back; errors as `cutover`.
-
-    Args:
-        forward: as `cutover`.
-        reverse: as `cutover`.
-        options: as `cutover`.
-        meeting: with the others of the command.
-        name: of the database, as the command has it; of several.
-        is_undo: take back.
     """
     if not (forward.mapping.is_empty and reverse.mapping.is_empty):
         raise ConfigError(
@@ -158,11 +142,7 @@ class _Cutover:
         await self._poolers.close()
 
     async def meet(self) -> None:
-        """Wait until the state of all databases of the command is known.
-
-        Raises:
-            ParapplyError: another one cannot be looked at.
-        """
+        """Wait until the state of all databases of the command is known."""
         has_passed = not self._notes.step.is_before(CutoverStep.OPENING)
         if has_passed:
             self._meeting.has_opened(self._name)
@@ -201,11 +181,7 @@ class _Cutover:
             raise
 
     def _check_goes_on(self, row: cutovers.Cutover) -> None:
-        """Refuse to go on with a cut-over that is taken back, or that has another way back.
-
-        Raises:
-            TargetRefused, ConfigError: it is one.
-        """
+        """Refuse to go on with a cut-over that is taken back, or that has another way back."""
         if row.step is CutoverStep.UNDOING:
             raise TargetRefused(
                 "the last cut-over is being taken back, and that is not finished", hint="the same command with --undo"

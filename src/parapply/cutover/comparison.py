@@ -36,7 +36,6 @@ class CutoverComparison:
         timeout_s: float,
         warn: Callable[[str], None],
     ) -> None:
-        """Compare nothing yet."""
         self._config, self._depth, self._timeout_s, self._warn = config, depth, timeout_s, warn
         #: Result of the comparison while clients still wrote.
         self._before: verifying.VerifyResult | None = None

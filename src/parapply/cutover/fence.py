@@ -1,7 +1,8 @@
 """The fence: new sessions of a database are read only, and its old ones end; or a command of the operator's does it.
 
 A session may still say `SET default_transaction_read_only = off`. The fence is for applications that do not. That none
-of them wrote is not assumed: the slot is asked for transactions after the fence (`late.py`).
+of them wrote is not assumed: the slot is asked for transactions after the fence (`late.py`). Deadlines are by
+`time.monotonic`.
 
 In: a plain session on the server that is fenced. Source: PostgreSQL manual, "ALTER DATABASE", "pg_stat_activity",
 "Server Signaling Functions", "Predefined Roles".
@@ -14,12 +15,12 @@ import os
 import time
 from asyncio.subprocess import DEVNULL
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import psycopg
 from psycopg import conninfo, sql
 
+from parapply.check.server import read_rows
 from parapply.errors import ParapplyError, SourceRefused
 from parapply.model import parse_lsn
 from parapply.quoting import shown
@@ -95,12 +96,6 @@ def few(texts: Sequence[str]) -> str:
     return ", ".join(texts[:most]) + more
 
 
-async def _rows(conn: Connection, query: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-    async with psycopg.AsyncRawCursor(conn) as cursor:
-        await cursor.execute(query.encode(), params)
-        return await cursor.fetchall()
-
-
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """The sessions that stay."""
 
@@ -111,7 +106,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 async def _sessions(conn: Connection, kept: Kept) -> list[_Session]:
     with source_errors("reading the sessions"):
-        found = await _rows(conn, _SESSIONS, [list(kept.roles), list(kept.pids), kept.with_daemon])
+        found = await read_rows(conn, _SESSIONS, [list(kept.roles), list(kept.pids), kept.with_daemon])
         return [_Session(*row) for row in found]
 
 
@@ -122,7 +117,7 @@ async def prepared(conn: Connection) -> list[str]:
         SourceLost: the connection broke.
     """
     with source_errors("reading the prepared transactions"):
-        return [str(gid) for (gid,) in await _rows(conn, _PREPARED)]
+        return [str(gid) for (gid,) in await read_rows(conn, _PREPARED)]
 
 
 async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
@@ -137,7 +132,7 @@ async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
         " FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
     )
     with source_errors("looking whether the database can be fenced"):
-        ((role, owner, database, is_owner),) = await _rows(conn, query)
+        ((role, owner, database, is_owner),) = await read_rows(conn, query)
     if is_owner:
         return []
     owned, quoted = shown(owner), shown(role)
@@ -150,7 +145,7 @@ async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
 
 
 async def refusals(conn: Connection, kept: Kept) -> list[SourceRefused]:
-    """Return the reasons why this role could not fence the database, or the fence would not hold; nothing is changed.
+    """Return the reasons why this role could not fence the database, or why the fence would not hold.
 
     Raises:
         SourceLost: the connection broke.
@@ -164,8 +159,8 @@ async def refusals(conn: Connection, kept: Kept) -> list[SourceRefused]:
            AND s.setdatabase IN (0, (SELECT oid FROM pg_catalog.pg_database
                                       WHERE datname = pg_catalog.current_database()))"""
     with source_errors("looking whether the database can be fenced"):
-        exempted = sorted({str(name) for (name,) in await _rows(conn, exempt)} - set(kept.roles))
-        ((role,),) = await _rows(conn, "SELECT CURRENT_USER::text")
+        exempted = sorted({str(name) for (name,) in await read_rows(conn, exempt)} - set(kept.roles))
+        ((role,),) = await read_rows(conn, "SELECT CURRENT_USER::text")
     found = await refusals_of_owner(conn)
     held = [str(one) for one in await _sessions(conn, kept) if not one.may_be_ended]
     if held:
@@ -200,20 +195,15 @@ async def is_up(conn: Connection) -> bool:
          WHERE s.setrole = 0 AND d.datname = pg_catalog.current_database()
            AND one = 'default_transaction_read_only=on')"""
     with source_errors("looking whether the database is fenced"):
-        ((found,),) = await _rows(conn, query)
+        ((found,),) = await read_rows(conn, query)
     return bool(found)
 
 
 async def put_up(conn: Connection, deadline_s: float) -> datetime:
     """Make new sessions of the database read only, and return since when they are.
 
-    Args:
-        conn: a role that owns the database.
-        deadline_s: by time.monotonic().
-
     Raises:
         SourceRefused: a privilege is missing.
-        SourceLost: the connection broke.
         ParapplyError: a session that began before has not started in time.
     """
     await _set_read_only(conn, is_on=True)
@@ -225,15 +215,8 @@ async def put_up(conn: Connection, deadline_s: float) -> datetime:
 async def end_writers(conn: Connection, kept: Kept, fenced_at: datetime, deadline_s: float) -> int:
     """End the sessions that are older than the fence, and return how many ended.
 
-    Args:
-        conn: as for `put_up`.
-        kept: whose sessions stay.
-        fenced_at: what that returned.
-        deadline_s: by time.monotonic().
-
     Raises:
         SourceRefused: a privilege is missing.
-        SourceLost: the connection broke.
         ParapplyError: a session has not ended in time.
     """
     old = [one for one in await _sessions(conn, kept) if not one.began_after(fenced_at)]
@@ -245,7 +228,7 @@ async def _end(conn: Connection, kept: Kept, sessions: Sequence[_Session], deadl
     old = {one.pid: one for one in sessions}
     for one in sessions:
         with source_errors(f"ending {one}"):
-            await _rows(conn, "SELECT pg_catalog.pg_terminate_backend($1::int)", [one.pid])
+            await read_rows(conn, "SELECT pg_catalog.pg_terminate_backend($1::int)", [one.pid])
     while old:
         there = {one.pid for one in await _sessions(conn, kept)}
         old = {pid: one for pid, one in old.items() if pid in there}
@@ -258,7 +241,7 @@ async def _wait_for_starting(conn: Connection, deadline_s: float) -> None:
     starting: set[int] | None = None
     while starting is None or starting:
         with source_errors("reading which sessions start"):
-            now = {int(pid) for (pid,) in await _rows(conn, _STARTING)}
+            now = {int(pid) for (pid,) in await read_rows(conn, _STARTING)}
         starting = now if starting is None else starting & now
         if starting:
             await _wait([f"process {pid}" for pid in sorted(starting)], "did not start in time", deadline_s)
@@ -283,14 +266,7 @@ async def lift_fence(conn: Connection) -> datetime:
 async def end_readers(conn: Connection, kept: Kept, lifted_at: datetime, deadline_s: float) -> list[str]:
     """End the sessions that began behind the fence, because they stay read only; return those that this role may not.
 
-    Args:
-        conn: as for `put_up`.
-        kept: whose sessions stay.
-        lifted_at: what `lift_fence` returned.
-        deadline_s: by time.monotonic().
-
     Raises:
-        SourceLost: the connection broke.
         ParapplyError: a session has not ended in time.
     """
     await _wait_for_starting(conn, deadline_s)
@@ -301,7 +277,7 @@ async def end_readers(conn: Connection, kept: Kept, lifted_at: datetime, deadlin
 
 async def _now(conn: Connection) -> datetime:
     with source_errors("reading the clock"):
-        ((now,),) = await _rows(conn, "SELECT pg_catalog.clock_timestamp()")
+        ((now,),) = await read_rows(conn, "SELECT pg_catalog.clock_timestamp()")
     assert isinstance(now, datetime)
     return now
 
@@ -342,12 +318,11 @@ async def last_lsn(conn: Connection, deadline_s: float) -> int:
 
     Raises:
         SourceRefused: a transaction is prepared.
-        SourceLost: the connection broke.
         ParapplyError: one has not ended in time.
     """
     while True:
         with source_errors("reading the transactions in progress"):
-            writing = await _rows(conn, _WRITING)
+            writing = await read_rows(conn, _WRITING)
         if not writing:
             break
         if time.monotonic() >= deadline_s:
@@ -376,5 +351,5 @@ async def mark(conn: Connection) -> int:
     with source_errors("marking the end of the source's writes"):
         async with conn.transaction():
             await conn.execute("SET LOCAL synchronous_commit = local")
-            ((lsn,),) = await _rows(conn, query)
+            ((lsn,),) = await read_rows(conn, query)
     return parse_lsn(lsn)

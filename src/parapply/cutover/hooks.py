@@ -41,7 +41,6 @@ class Hooks:
     """The commands of the configuration of the stream that runs."""
 
     def __init__(self, pair: Pair, row: cutovers.Cutover | None, *, is_back: bool) -> None:
-        """Run nothing yet."""
         forward = pair.forward
         self._commands, self._limit_s = forward.cutover.commands, forward.cutover.command_timeout_s
         self._target, self._schema, self._slot_id = pair.ahead.target, forward.target.state_schema, pair.slot_id

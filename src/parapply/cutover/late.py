@@ -11,8 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
-import psycopg
-
+from parapply.check.server import read_rows
 from parapply.errors import SlotBusy
 from parapply.source import slot
 from parapply.source.options import start_options
@@ -66,11 +65,6 @@ async def wait_until_unread(source: Connection, slot_name: str, deadline_s: floa
 async def count(source: Connection, config: Config, low_lsn: int) -> int:
     """Return how many transactions with published changes have committed on the source and are not on the target.
 
-    Args:
-        source: of the configuration.
-        config: slot, publications and options of the stream.
-        low_lsn: the target's watermark, with nothing recorded above it.
-
     Raises:
         SlotBusy: a process reads the slot.
         SourceRefused, SourceLost: it could not be read.
@@ -79,11 +73,8 @@ async def count(source: Connection, config: Config, low_lsn: int) -> int:
     found = start_options(version, wanted.publications, wanted.origin, two_phase=wanted.two_phase)
     words = [word for pair in found for word in pair]
     with source_errors("reading what came after the fence"):
-        async with psycopg.AsyncRawCursor(source) as cursor:
-            await cursor.execute(_CHANGES, [config.source.slot, words])
-            changes = await cursor.fetchall()
-            await cursor.execute(_OWN, list(QUEUE))
-            own = {oid for (oid,) in await cursor.fetchall()}
+        changes = await read_rows(source, _CHANGES, [config.source.slot, words])
+        own = {oid for (oid,) in await read_rows(source, _OWN, list(QUEUE))}
     late: set[int] = set()
     commit_lsn = 0
     for kind, data in changes:

@@ -13,7 +13,8 @@ from psycopg import sql
 
 from parapply.check.findings import Code, Finding, Severity
 from parapply.check.kinds import KINDS
-from parapply.check.look import CheckOptions, look_at
+from parapply.check.look import look_at
+from parapply.check.source import CheckOptions
 from parapply.copy.published import published_tables
 from parapply.cutover import fence, way_back
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
@@ -28,7 +29,7 @@ from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from parapply.config import Config
     from parapply.connect import Connections
@@ -70,20 +71,13 @@ class CutoverLook:
     """Looks at both streams; keeps nothing."""
 
     def __init__(self, pair: Pair, options: CutoverOptions) -> None:
-        """Look at nothing yet."""
         self._forward, self._reverse, self._ahead, self._back, self._slot_id = pair
         self._options = options
         self._tables: Sequence[PublishedTable] = ()
         self._told: set[str] = set()
 
     def say_plan(self, n_tables: int, of_poolers: Mapping[str, str], hooks: Sequence[str]) -> None:
-        """Print what each step would do.
-
-        Args:
-            n_tables: number of the tables that are published.
-            of_poolers: words about them, by step.
-            hooks: lines about the operator's commands.
-        """
+        """Print what each step would do."""
         slot_name, back = self._forward.source.slot, self._reverse.source.slot
         how = "by --fence-command" if self._options.fence_command else "default_transaction_read_only of its database"
         kept = f", except sessions of {', '.join(self._options.keep_roles)}" if self._options.keep_roles else ""
@@ -107,26 +101,17 @@ class CutoverLook:
     async def refusals(self, tables: Sequence[PublishedTable], *, has_made: bool) -> list[ParapplyError]:
         """Return all that would be refused.
 
-        Args:
-            tables: that the stream publishes.
-            has_made: the publication of the way back, by an earlier call.
-
         Raises:
             SourceLost, TargetLost: a connection broke, or tables are locked.
         """
         self._tables = tables
-        return [
-            *await self._of_stream(),
-            *await self._of_commands(),
-            *await self._of_fence(),
-            *await self._of_back(has_made=has_made),
-        ]
+        of_stream = self._of_stream(), self._of_commands(), self._of_fence()
+        of_back = self._of_opening(), self._of_slot(), self._of_publication(has_made=has_made)
+        found = [error for look in (*of_stream, *of_back) async for error in look]
+        return found + await self.findings_of_back()
 
     async def check_tables(self, *, is_made: bool) -> None:
         """Check the published tables again, both ways, because until the fence any session could change them.
-
-        Args:
-            is_made: the publication of the way back, by this cut-over.
 
         Raises:
             SourceRefused: a table came that was not looked at, or the way back leaves one out.
@@ -151,7 +136,7 @@ class CutoverLook:
         for error in self._of_copies(copied, low_lsn):
             raise error
 
-    def _of_copies(self, copied: copies.Copies, low_lsn: int) -> list[ParapplyError]:
+    def _of_copies(self, copied: copies.Copies, low_lsn: int) -> Iterator[ParapplyError]:
         # One that is dropped since, or no more published, is of no concern.
         names = {each for table in self._tables for each in (table.full_name, *_leaves(table))}
         lacking = [
@@ -159,14 +144,11 @@ class CutoverLook:
             for row in copied.tables
             if row.name in names and (row.state != CopyState.COPIED or (row.start_lsn or 0) > low_lsn)
         ]
-        if not lacking:
-            return []
-        return [
-            TargetRefused(
+        if lacking:
+            yield TargetRefused(
                 f"the target does not have all of {fence.few(lacking)}: not copied, paused, or only now copied",
                 hint="see `parapply status`; `parapply refresh` or `parapply resume` copies them",
             )
-        ]
 
     def warn(self, text: str) -> None:
         """Print a warning, once."""
@@ -174,52 +156,43 @@ class CutoverLook:
             self._told.add(text)
             click.echo(printable(f"warning: {text}"))
 
-    async def _of_stream(self) -> list[ParapplyError]:
-        """Return the reasons why the stream that runs cannot be brought to its end."""
+    async def _of_stream(self) -> AsyncIterator[ParapplyError]:
+        """Yield the reasons why the stream that runs cannot be brought to its end."""
         forward, ahead, schema = self._forward, self._ahead, self._forward.target.state_schema
         facts = await slot.inspect(ahead.source, forward.source.slot)
-        found: list[ParapplyError] = []
         if not any(holder.is_leader for holder in await lease.holders(ahead.target, self._slot_id)):
             why = await display.reason(ahead.target, schema, self._slot_id)
             ended = f"; the last one ended: {why}" if why else ""
-            found.append(
-                TargetRefused(
-                    f"no daemon applies slot {forward.source.slot!r}{ended}", hint="start `parapply run`, and wait"
-                )
+            yield TargetRefused(
+                f"no daemon applies slot {forward.source.slot!r}{ended}", hint="start `parapply run`, and wait"
             )
         known = await state.load(ahead.target, schema, forward.source.slot, facts.system_identifier)
         copied = await copies.load(ahead.target, schema, self._slot_id)
-        found += self._of_copies(copied, known.low_lsn if known is not None else 0)
+        for error in self._of_copies(copied, known.low_lsn if known is not None else 0):
+            yield error
         if unlisted := await self._not_applied(copied):
-            found.append(
-                TargetRefused(
-                    f"the target gets nothing of {fence.few(unlisted)}: published, with rows, and never copied",
-                    hint="`parapply refresh` copies them",
-                )
+            yield TargetRefused(
+                f"the target gets nothing of {fence.few(unlisted)}: published, with rows, and never copied",
+                hint="`parapply refresh` copies them",
             )
         if forward.apply.delay_s > self._options.timeout_s:
-            found.append(
-                ConfigError(
-                    f"apply.delay_s is {forward.apply.delay_s:g}: the target would not be there within --timeout",
-                    hint="set it to 0, and have the daemon read its configuration again (SIGHUP)",
-                )
+            yield ConfigError(
+                f"apply.delay_s is {forward.apply.delay_s:g}: the target would not be there within --timeout",
+                hint="set it to 0, and have the daemon read its configuration again (SIGHUP)",
             )
         if held := await fence.prepared(ahead.source):
-            found.append(
-                SourceRefused(
-                    f"source: {len(held)} transactions are prepared: {fence.few(held)}",
-                    hint="COMMIT PREPARED or ROLLBACK PREPARED them first",
-                )
+            yield SourceRefused(
+                f"source: {len(held)} transactions are prepared: {fence.few(held)}",
+                hint="COMMIT PREPARED or ROLLBACK PREPARED them first",
             )
         if await prepared.pending(ahead.target, self._slot_id):
-            found.append(TargetRefused("transactions are prepared on the target", hint="end them on the source"))
+            yield TargetRefused("transactions are prepared on the target", hint="end them on the source")
         if left := [table.text for table in self._tables if table.row_filter]:
             self.warn(f"{fence.few(left)}: a row filter leaves rows out, which the target does not have")
         report = await look_at(ahead, forward, CheckOptions(), facts, known)
         for each in report.findings:
             if each.code in _NOT_THERE:
                 self.warn(f"{each.code.value}: {each.found}: the target does not have that")
-        return found
 
     async def _not_applied(self, copied: copies.Copies) -> list[str]:
         """Return the published tables that hold rows and that the daemon has never heard of: no change came yet."""
@@ -238,24 +211,18 @@ class CutoverLook:
                 found.append(table.text)
         return found
 
-    async def _of_commands(self) -> list[ParapplyError]:
-        """Return the commands of the publisher that the target is still to run outside of the stream."""
+    async def _of_commands(self) -> AsyncIterator[ParapplyError]:
+        """Yield an error if the target is still to run commands of the publisher outside of the stream."""
         pending = await commands.pending(self._ahead.target, self._forward.target.state_schema, self._slot_id)
-        if not pending:
-            return []
-        return [
-            TargetRefused(
+        if pending:
+            yield TargetRefused(
                 f"{len(pending)} commands of the publisher are still to run on the target: CREATE or DROP INDEX"
                 " CONCURRENTLY",
                 hint="see `parapply status`: wait, or correct what is in their way",
             )
-        ]
 
     async def kept(self, *, with_daemon: bool) -> fence.Kept:
         """Return whose sessions on the source stay.
-
-        Args:
-            with_daemon: the stream is still needed.
 
         Raises:
             TargetLost: the connection of the way back to it broke.
@@ -264,11 +231,11 @@ class CutoverLook:
             ((pid,),) = await rows(self._back.target, sql.SQL("SELECT pg_catalog.pg_backend_pid()"))
         return fence.Kept(roles=self._options.keep_roles, pids=(pid,), with_daemon=with_daemon)
 
-    async def _of_fence(self) -> list[ParapplyError]:
+    async def _of_fence(self) -> AsyncIterator[ParapplyError]:
         source = self._ahead.source
-        found: list[ParapplyError] = []
         if not self._options.fence_command:
-            found += await fence.refusals(source, await self.kept(with_daemon=False))
+            for error in await fence.refusals(source, await self.kept(with_daemon=False)):
+                yield error
         # Neither heeds default_transaction_read_only.
         with source_errors("looking who applies to the source"):
             subscriptions = await rows(
@@ -289,69 +256,56 @@ class CutoverLook:
             )
         if subscriptions:
             names = fence.few([str(name) for (name,) in subscriptions])
-            found.append(
-                SourceRefused(f"source: the subscriptions {names} write to it", hint="ALTER SUBSCRIPTION ... DISABLE")
-            )
+            yield SourceRefused(f"source: the subscriptions {names} write to it", hint="ALTER SUBSCRIPTION ... DISABLE")
         if daemons:
             pids = fence.few([str(pid) for (pid,) in daemons])
-            found.append(
-                SourceRefused(f"source: another parapply applies to it (process {pids} there)", hint="stop it first")
-            )
-        return found
+            yield SourceRefused(f"source: another parapply applies to it (process {pids} there)", hint="stop it first")
 
-    async def _of_back(self, *, has_made: bool) -> list[ParapplyError]:
-        """Return the reasons why the way back cannot be made, without making it."""
-        reverse, back = self._reverse, self._back
-        found: list[ParapplyError] = []
+    async def _of_opening(self) -> AsyncIterator[ParapplyError]:
+        """Yield the reasons why writers could not be let in on the target."""
         try:
             opens = await self.what_to_open()
             if opens == fence.COMMAND and not self._options.fence_command:
-                found.append(
-                    ConfigError(
-                        "the target was fenced by a command, which has to open it again", hint="--fence-command"
-                    )
+                yield ConfigError(
+                    "the target was fenced by a command, which has to open it again", hint="--fence-command"
                 )
             if opens == fence.DATABASE:
-                found += await fence.refusals_of_owner(back.source)
+                for refused in await fence.refusals_of_owner(self._back.source):
+                    yield refused
         except TargetRefused as error:
-            found.append(error)
-        found += await self._of_slot()
+            yield error
+
+    async def _of_publication(self, *, has_made: bool) -> AsyncIterator[ParapplyError]:
+        """Yield the reasons why the publication of the way back cannot be made, or leaves something out."""
+        reverse, back = self._reverse, self._back
         missing = await way_back.missing_publications(back.source, reverse.source.publications)
         if not missing:
             try:
                 await way_back.check_covers(back.source, reverse, self._tables, is_made=has_made)
             except SourceRefused as error:
-                found.append(error)
+                yield error
         elif len(reverse.source.publications) > 1:
-            found.append(
-                SourceRefused(f"no publications {', '.join(missing)} on the target", hint="make them, or name one")
-            )
+            yield SourceRefused(f"no publications {', '.join(missing)} on the target", hint="make them, or name one")
         if without := await way_back.without_identity(self._ahead, self._tables):
-            found.append(
-                SourceRefused(
-                    f"a publication of the target would break UPDATE and DELETE there: {fence.few(without)} have no"
-                    " replica identity that can be published",
-                    hint="on the target make their primary keys and ALTER TABLE ... REPLICA IDENTITY DEFAULT, or FULL"
-                    " if they have no generated columns",
-                )
+            yield SourceRefused(
+                f"a publication of the target would break UPDATE and DELETE there: {fence.few(without)} have no"
+                " replica identity that can be published",
+                hint="on the target make their primary keys and ALTER TABLE ... REPLICA IDENTITY DEFAULT, or FULL"
+                " if they have no generated columns",
             )
-        found += await self.findings_of_back()
-        return found
 
-    async def _of_slot(self) -> list[ParapplyError]:
-        """Return the reasons why an existing slot cannot be used for the way back."""
+    async def _of_slot(self) -> AsyncIterator[ParapplyError]:
+        """Yield the reasons why an existing slot cannot be used for the way back."""
         name = self._reverse.source.slot
         facts = await slot.inspect(self._back.source, name)
         if facts.slot is None:
-            return []
-        found: list[ParapplyError] = []
+            return
         try:
             refusals.check_slot(facts, name, None, two_phase=self._reverse.source.two_phase)
         except SourceRefused as error:
-            found.append(error)
+            yield error
         if facts.slot.active_pid is not None:
-            found.append(SourceRefused(f"the slot {name!r} of the way back is in use", hint="stop its reader"))
-        return found
+            yield SourceRefused(f"the slot {name!r} of the way back is in use", hint="stop its reader")
 
     async def findings_of_back(self) -> list[ParapplyError]:
         """Return what `parapply check` would refuse of the way back; its warnings are printed.
@@ -381,7 +335,6 @@ class CutoverLook:
 
         Raises:
             TargetRefused: the slot of the way back is applied already.
-            SourceRefused, SourceLost, TargetLost: as `way_back.stale_state`.
         """
         _, before = await way_back.stale_state(self._back, self._reverse)
         if before != fence.COMMAND and await fence.is_up(self._back.source):

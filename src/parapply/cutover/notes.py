@@ -105,11 +105,7 @@ class CutoverNotes:
         click.echo(printable(f"{step.number}/{len(_WORDS)} {step}: {what} ({elapsed_s:.3f} s)"))
 
     def say_where(self, held: str) -> None:
-        """Print where a cut-over is that is not finished.
-
-        Args:
-            held: names of the poolers that may be paused.
-        """
+        """Print where a cut-over is that is not finished."""
         row = self.row
         fenced = f"; clients cannot write since {row.fenced_s:.1f} s" if row.fenced_s and row.gap_s is None else ""
         place = f"step {row.step.number} of {len(_WORDS)}, {row.step}: {_WORDS.get(row.step, '')}"

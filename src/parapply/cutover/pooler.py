@@ -65,12 +65,6 @@ class Pooler:
     """A database of a pooler."""
 
     def __init__(self, dsn: str, database: str) -> None:
-        """Connect to nothing yet.
-
-        Args:
-            dsn: of the console; it may hold a password.
-            database: as clients name it there.
-        """
         self.dsn = without_secrets(dsn)
         self.database = database
         self._way_in = dsn

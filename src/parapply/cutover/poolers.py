@@ -38,7 +38,6 @@ class Poolers:
     """The poolers that the configuration of the stream that runs names, and the noted ones."""
 
     def __init__(self, pair: Pair, noted: Sequence[PausedPooler], warn: Callable[[str], None]) -> None:
-        """Connect to none yet."""
         settings, source, target = pair.forward.cutover, pair.ahead.source.info, pair.ahead.target.info
         self._settings = settings
         self._target, self._schema, self._slot_id = pair.ahead.target, pair.forward.target.state_schema, pair.slot_id

@@ -38,17 +38,8 @@ class CutoverEnd(NamedTuple):
     error: ParapplyError | None = None
 
 
-def cutover(members: Mapping[str, CutoverMember], *, is_undo: bool = False) -> dict[str, CutoverEnd]:
-    """Cut all over, or take that back, and return the end of each.
-
-    Args:
-        members: by name of the database.
-        is_undo: take back.
-    """
-    return asyncio.run(_all(members, is_undo=is_undo))
-
-
-async def _all(members: Mapping[str, CutoverMember], *, is_undo: bool) -> dict[str, CutoverEnd]:
+async def cutover(members: Mapping[str, CutoverMember], *, is_undo: bool) -> dict[str, CutoverEnd]:
+    """Cut all over, or take that back, and return the end of each."""
     meeting, ended = Meeting(members), dict[str, CutoverEnd]()
 
     async def one(name: str, member: CutoverMember) -> None:

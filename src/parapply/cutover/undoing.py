@@ -38,7 +38,6 @@ class Undoing:
     """Takes the cut-over of one database back."""
 
     def __init__(self, pair: Pair, notes: CutoverNotes, meeting: Meeting, held: Held) -> None:
-        """Take nothing back yet."""
         self._forward, self._reverse, self._ahead, self._back, _ = pair
         self._notes = notes
         self._meeting = meeting
@@ -71,11 +70,7 @@ class Undoing:
         return 0
 
     async def after_failure(self, *, has_stopped: bool) -> None:
-        """Take everything back if the daemon was not stopped yet, or clients or other databases wait; else report.
-
-        Args:
-            has_stopped: the daemon, by this call.
-        """
+        """Take everything back if the daemon was not stopped yet, or clients or other databases wait; else report."""
         row, step = self._notes.found, self._notes.step
         if row is None:
             return

@@ -15,10 +15,10 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-import psycopg
 from psycopg import conninfo, sql
 
 from parapply import connect
+from parapply.check.server import read_rows
 from parapply.cutover.fence import few
 from parapply.cutover.pooler import without_secrets
 from parapply.errors import SourceRefused, TargetRefused
@@ -74,12 +74,7 @@ SELECT DISTINCT n.nspname || '.' || c.relname
 
 
 def publication_sql(config: Config, tables: Sequence[PublishedTable]) -> sql.Composed:
-    """Return the statement that makes the publication of the way back.
-
-    Args:
-        config: of the way back; its first publication.
-        tables: that are published today, under the same names on the target.
-    """
+    """Return the statement that makes the publication of the way back."""
     named = sql.SQL(", ").join([sql.Identifier(table.schema, table.name) for table in tables])
     # Where today's publication names a root, its partitions may differ between both ends.
     return sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
@@ -94,21 +89,15 @@ async def missing_publications(conn: slot.Connection, names: Sequence[str]) -> l
         SourceLost: the connection broke.
     """
     with source_errors("reading the publications"):
-        async with psycopg.AsyncRawCursor(conn) as cursor:
-            await cursor.execute(
-                "SELECT one FROM pg_catalog.unnest($1::text[]) AS one"
-                " WHERE one NOT IN (SELECT pubname FROM pg_catalog.pg_publication)",
-                [list(names)],
-            )
-            return [str(name) for (name,) in await cursor.fetchall()]
+        query = (
+            "SELECT one FROM pg_catalog.unnest($1::text[]) AS one"
+            " WHERE one NOT IN (SELECT pubname FROM pg_catalog.pg_publication)"
+        )
+        return [str(name) for (name,) in await read_rows(conn, query, [list(names)])]
 
 
 async def without_identity(ends: Connections, tables: Sequence[PublishedTable]) -> list[str]:
     """Return the tables whose UPDATE and DELETE a publication would break on the target, and does not on the source.
-
-    Args:
-        ends: of the stream that runs.
-        tables: that it publishes.
 
     Raises:
         SourceLost, TargetLost: a connection broke.
@@ -154,9 +143,7 @@ async def check_covers(
             else f"ALTER PUBLICATION {shown(config.source.publications[0])} ADD TABLE {named} on the target",
         )
     with source_errors("reading the publications"):
-        async with psycopg.AsyncRawCursor(conn) as cursor:
-            await cursor.execute(_IN_PART, [list(config.source.publications)])
-            in_part = [str(name) for (name,) in await cursor.fetchall()]
+        in_part = [str(name) for (name,) in await read_rows(conn, _IN_PART, [list(config.source.publications)])]
     if in_part:
         raise SourceRefused(
             f"the publication of the way back has a row filter or a column list for {few(in_part)}",
@@ -169,7 +156,6 @@ async def make_publication(conn: Connection, config: Config, tables: Sequence[Pu
 
     Raises:
         TargetRefused: the role does not own the tables; the hint has the statement.
-        TargetLost: the connection broke.
     """
     statement = publication_sql(config, tables)
     try:
@@ -213,7 +199,6 @@ async def stale_state(ends: Connections, config: Config) -> tuple[int | None, st
 
     Raises:
         TargetRefused: a daemon applies the slot, or did, and no cut-over has ended that.
-        SourceRefused, SourceLost, TargetLost: as `state.load`.
     """
     schema, name = config.target.state_schema, config.source.slot
     found = await state_of(ends, config)
@@ -230,11 +215,6 @@ async def stale_state(ends: Connections, config: Config) -> tuple[int | None, st
 
 async def check_none_under_way(ends: Connections, config: Config, other_way: str) -> None:
     """Refuse to begin, to go on or to undo while a cut-over in the other direction is under way.
-
-    Args:
-        ends: sessions of the way back.
-        config: of the way back.
-        other_way: the command that cuts over in that direction.
 
     Raises:
         TargetRefused: it is.

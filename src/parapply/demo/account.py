@@ -26,17 +26,11 @@ _TREE_PARTS = ("bin", "lib", "share")
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """An operating system user that may run PostgreSQL.
+    """An operating system user that may run PostgreSQL."""
 
-    Attributes:
-        name: the user's name.
-        uid: its numeric user.
-        gid: its numeric primary group.
-    """
-
-    name: str
-    uid: int
-    gid: int
+    name: str  # the user's name
+    uid: int  # its numeric user
+    gid: int  # its numeric primary group
 
 
 def server_account() -> Account | None:

@@ -38,17 +38,11 @@ _VERSION_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class PgBinaries:
-    """PostgreSQL's programs of one version.
+    """PostgreSQL's programs of one version."""
 
-    Attributes:
-        major: major version, such as 18.
-        bin_dir: directory of `initdb` and `postgres`; other programs may be missing from it.
-        version_text: full version, such as "18.4".
-    """
-
-    major: int
-    bin_dir: Path
-    version_text: str
+    major: int  # major version, such as 18
+    bin_dir: Path  # directory of `initdb` and `postgres`; other programs may be missing from it
+    version_text: str  # full version, such as "18.4"
 
 
 def find_binaries(major: int | None = None) -> PgBinaries:

@@ -9,7 +9,7 @@ from parapply.errors import ParapplyError
 
 
 class DemoError(ParapplyError):
-    """A server of the demonstration or of the tests failed."""
+    """A server or a program of the demonstration or of the tests failed, or was not ready in time; any function may."""
 
     exit_code = 2
 

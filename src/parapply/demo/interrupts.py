@@ -25,7 +25,6 @@ class Interrupts:
     """Turns the first signal into `KeyboardInterrupt` (SIGINT) or `SystemExit` and ignores later ones."""
 
     def __init__(self) -> None:
-        """Change nothing yet."""
         self._previous: dict[signal.Signals, Handler] = {}
         self._held = 0
         self._waiting: signal.Signals | None = None

@@ -134,7 +134,6 @@ class SharedMemory:
     """Shared memory that a killed server leaves; only its own restart, or this, frees it."""
 
     def __init__(self) -> None:
-        """Start with nothing to free."""
         self._system_v: set[int] = set()
         self._posix: set[Path] = set()
 

@@ -40,15 +40,10 @@ _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
-    """One runner's result.
+    """One runner's result."""
 
-    Attributes:
-        first_s: until the backlog's first row was visible: mostly start-up.
-        total_s: until its last row was visible.
-    """
-
-    first_s: float
-    total_s: float
+    first_s: float  # until the backlog's first row was visible: mostly start-up
+    total_s: float  # until its last row was visible
 
 
 class Watch(Protocol):
@@ -81,12 +76,6 @@ _NO_WATCH = _NoWatch()
 
 def make_backlog(stage: Stage, *, clients: int, limit: str, script: Script = "simple-update") -> int:
     """Commit pgbench's transactions between two marked rows, and return how many.
-
-    Args:
-        stage: whose publisher takes them.
-        clients: pgbench clients.
-        limit: as for `DemoLoad`.
-        script: as for `DemoLoad`.
 
     Raises:
         DemoError: pgbench or the server failed.

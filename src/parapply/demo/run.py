@@ -49,13 +49,6 @@ _NOT_EQUAL = 1
 def main(*, duration_s: int, clients: int, workers: int, scale: int, keep: bool) -> int:
     """Show everything and return the exit code: 0 if every comparison was equal, else 1.
 
-    Args:
-        duration_s: length of the load.
-        clients: pgbench clients.
-        workers: target connections of the daemon.
-        scale: pgbench scale factor, 100,000 accounts each.
-        keep: leave servers and daemon running at the end.
-
     Raises:
         DemoError: a server, pgbench or the daemon failed; all is cleaned up, whatever `keep` says.
         KeyboardInterrupt: Ctrl-C; all is cleaned up.
@@ -80,7 +73,6 @@ class Demo:
     """The acts, in their order."""
 
     def __init__(self, stage: Stage, console: Console, *, workers: int) -> None:
-        """Do nothing yet."""
         self._stage = stage
         self._console = console
         self._n_workers = workers

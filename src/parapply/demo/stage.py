@@ -49,17 +49,11 @@ rm -rf -- "$1"
 
 
 class Stage:
-    """A publisher, a subscriber, a directory, and the processes that run between them.
+    """A publisher, a subscriber, a directory, and the processes that run between them."""
 
-    Attributes:
-        directory: everything of the stage lies in it.
-        source: the publisher.
-        target: the subscriber.
-    """
-
-    directory: Path
-    source: PgServer
-    target: PgServer
+    directory: Path  # everything of the stage lies in it
+    source: PgServer  # the publisher
+    target: PgServer  # the subscriber
 
     def __init__(  # noqa: PLR0913  what differs between shows
         self,
@@ -179,9 +173,6 @@ class Stage:
         """Make the same bank on both servers, and publish it.
 
         pgbench fills its tables the same way every time, so there is nothing to copy.
-
-        Args:
-            scale: 100,000 accounts each.
 
         Raises:
             DemoError: a server or pgbench failed.

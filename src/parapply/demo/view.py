@@ -44,34 +44,22 @@ SELECT w.worker, w.pid, w.state, coalesce(w.waits_for, ''), w.transactions, w.ch
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Both ends at one moment.
+    """Both ends at one moment."""
 
-    Attributes:
-        at_s: monotonic clock.
-        published: transactions committed on the publisher.
-        applied: of these, applied on the subscriber.
-        lag_bytes: WAL of the publisher beyond the watermark.
-        lag_s: age of the oldest change that is not applied, as the daemon last said; `None` before it spoke.
-        watermark: everything up to this LSN is on the subscriber.
-        state: of the daemon, with the reason.
-        workers: number, server process, state, what it waits for, transactions, changes.
-    """
-
-    at_s: float
-    published: int
-    applied: int
-    lag_bytes: int
-    lag_s: float | None
-    watermark: str
-    state: str
-    workers: list[tuple[Any, ...]]
+    at_s: float  # monotonic clock
+    published: int  # transactions committed on the publisher
+    applied: int  # of these, applied on the subscriber
+    lag_bytes: int  # WAL of the publisher beyond the watermark
+    lag_s: float | None  # age of the oldest change that is not applied, as the daemon last said; `None` before it spoke
+    watermark: str  # everything up to this LSN is on the subscriber
+    state: str  # of the daemon, with the reason
+    workers: list[tuple[Any, ...]]  # number, server process, state, what it waits for, transactions, changes
 
 
 class View:
     """Reads both ends and shows what it sees."""
 
     def __init__(self, stage: Stage, slot: str, console: Console) -> None:
-        """Start with nothing read."""
         self._stage = stage
         self._slot = slot
         self._console = console

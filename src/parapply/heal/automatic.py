@@ -49,7 +49,6 @@ async def heal_lost(config: Config) -> tuple[int, int] | None:
 
     Raises:
         SlotLost: the daemon may not heal it; the message has the reason.
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end is not as it must be.
         LeaseHeld: another process works on the slot.
     """
     options = HealOptions(

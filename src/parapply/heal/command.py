@@ -114,17 +114,13 @@ class _Tables(msgspec.Struct, frozen=True, kw_only=True):
     known: copies.Copies
 
 
-def heal(config: Config, options: HealOptions) -> int:
+async def heal(config: Config, options: HealOptions) -> int:
     """Heal the slot, and return the exit code: 0; 1 of a dry run that has found something to copy.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: an end is not as it must be; the same command goes on.
         LeaseHeld: a daemon or another command works on the slot.
     """
-    return asyncio.run(_heal(config, options))
-
-
-async def _heal(config: Config, options: HealOptions) -> int:
     async with connect.open_both(config, "heal") as ends:
         run = await begin(config, options, ends, Voice(click.echo, partial(click.echo, err=True)))
         if run.lost is None:
@@ -150,7 +146,6 @@ async def begin(
     """Take the locks of the slot, and look if it is lost.
 
     Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end is not as it must be.
         LeaseHeld: a daemon or another command works on the slot.
     """
     facts = await slot.inspect(ends.source, config.source.slot)
@@ -206,7 +201,6 @@ class HealRun:
     def __init__(
         self, config: Config, options: HealOptions, ends: connect.Connections, voice: Voice, found: SlotFound
     ) -> None:
-        """Do nothing yet."""
         self._config = config
         self._options = options
         self._source, self._target = ends.source, ends.target
@@ -321,7 +315,6 @@ class HealRun:
 
         Raises:
             TargetRefused: a slot of the target is not read.
-            TargetLost: the connection broke.
         """
         names = [table.here().full_name for table in tables]
         if self._config.source.origin != "none" or not (slots := await origins.followers(self._target, names)):
@@ -379,11 +372,7 @@ class HealRun:
         self._voice.say(f"{len(left)} of {len(tables.compared)} tables differ; {n_rows:,} rows to copy or delete")
 
     def _check_budget(self, left: Sequence[HealPlan]) -> None:
-        """Refuse more rows than are allowed.
-
-        Raises:
-            TargetRefused: there are more.
-        """
+        """Refuse more rows than are allowed."""
         n_rows = sum(plan.n_rows for plan in left)
         if n_rows > self._options.max_rows:
             raise TargetRefused(

@@ -67,12 +67,6 @@ async def check_temporary(target: settings.Connection) -> None:
 async def repair(source: slot.Connection, writer: Writer, plan: HealPlan, *, checks_code: bool) -> int:
     """Make the rows of a table equal, and return how many were copied.
 
-    Args:
-        source: session that sees the snapshot.
-        writer: session that writes rows.
-        plan: keys that differ.
-        checks_code: code of an owner that must not run is refused.
-
     Raises:
         TargetRefused: the table is not as it was compared, or does not take the rows; it stays as it was.
         SourceRefused, SourceLost, TargetLost: an end failed; the same.
@@ -104,12 +98,7 @@ async def repair(source: slot.Connection, writer: Writer, plan: HealPlan, *, che
 
 
 async def _check(target: settings.Connection, plan: HealPlan, wanted: Summary, problem: str) -> None:
-    """Refuse ranges that are not what they must be.
-
-    Raises:
-        TargetRefused: they are not.
-        TargetLost: the connection broke.
-    """
+    """Refuse ranges that are not what they must be."""
     end = VerifyEnd([target], is_source=False)
     found = await end.summary(plan.compared, lambda *_: None, plan.ranges)
     if only(found, plan.ranges) != wanted:

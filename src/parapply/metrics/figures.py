@@ -23,7 +23,6 @@ class Histogram:
     """Observations of a quantity, counted by upper bound, and their sum."""
 
     def __init__(self, metric: Metric) -> None:
-        """Start with nothing observed."""
         self.metric = metric
         #: Observations in each bucket; the last is above all bounds.
         self.counts = [0] * (len(metric.buckets) + 1)
@@ -41,7 +40,6 @@ class Stages:
     __slots__ = ("commit_s", "dependency_s", "execute_s", "queued_s", "turn_s")
 
     def __init__(self) -> None:
-        """Start at 0."""
         self.queued_s = self.dependency_s = self.execute_s = self.turn_s = self.commit_s = 0.0
 
 
@@ -51,7 +49,6 @@ class TableFigures:
     __slots__ = ("conflicts", "rows", "transactions", "wait_s", "waits")
 
     def __init__(self) -> None:
-        """Start at 0."""
         self.rows = RowCounts()
         self.transactions = 0
         #: By kind of dependency.
@@ -65,7 +62,6 @@ class Figures:
     """Written by `runtime`: by the meter, the conflict handler (conflicts), intervals and the daemon (its last two)."""
 
     def __init__(self) -> None:
-        """Start at 0."""
         self.tables: dict[str, TableFigures] = {}
         #: Waits for barriers, which have no table.
         self.barriers = TableFigures()

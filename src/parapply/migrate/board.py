@@ -28,7 +28,6 @@ class Board:
     """Screens of several databases."""
 
     def __init__(self, names: Collection[str], *, as_json: bool) -> None:
-        """Show nothing yet."""
         self._is_drawn = not as_json and sys.stderr.isatty()
         self._out = sys.stderr if as_json else sys.stdout
         self.screens = {name: Screen(as_json=as_json, database=name) for name in names}

@@ -22,9 +22,9 @@ from parapply import connect, failpoints
 from parapply import init as beginning
 from parapply.copy import command as copying
 from parapply.copy import schema as schemas
+from parapply.copy import sequences
 from parapply.copy.places import Access, Places
 from parapply.copy.published import published_tables, schema_only_tables
-from parapply.copy.sequences import copy_sequences
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, TargetRefused
 from parapply.logs import redact_text
 from parapply.migrate import follow, later, look, rest, roles
@@ -161,11 +161,7 @@ class _Run:
             await asyncio.sleep(_POLL_S)
 
     async def _keep_choice(self, row: migrations.StepRow | None) -> None:
-        """Go on with the tables and objects that the migration was begun with.
-
-        Raises:
-            ConfigError: others are asked for now.
-        """
+        """Go on with the tables and objects that the migration was begun with."""
         if row is None or not row.options:
             return
         kept = msgspec.json.decode(row.options.encode(), type=Choice)
@@ -230,8 +226,8 @@ class _Run:
         else:
             tables = await published_tables(self._ends.source, self._config.source.publications, self._config.mapping)
         sight = await self._see(tables)
-        refused = await look.refusals(self._ends, sight, self._choice, has_roles=self._options.has_roles)
-        connect.raise_all(refused)
+        refused = look.refusals(self._ends, sight, self._choice, has_roles=self._options.has_roles)
+        connect.raise_all([error async for error in refused])
         if unset := await look.settings_left(self._ends.target, sight):
             names = ", ".join(unset)
             click.echo(printable(f"not brought over: settings of the database (ALTER DATABASE ... SET): {names}"))
@@ -533,7 +529,7 @@ class _Run:
         return f"{n_tables:,} tables as they are now: later changes do not follow"
 
     async def _sequences(self) -> str:
-        code = await asyncio.to_thread(copy_sequences, self._config, SequenceOptions(), as_json=False)
+        code = await sequences.bring(self._config, SequenceOptions())
         if code:
             self._code = _INCOMPLETE
             return "some could not be set: see `parapply sequences`"

@@ -71,7 +71,6 @@ class Daemon:
 
         Raises:
             ParapplyError: it is ours, and has failed.
-            TargetLost: the connection broke.
         """
         if self._process is None:
             return not await lease.holders(target, slot_id)
@@ -101,14 +100,7 @@ class Daemon:
 async def daemon_of(options: MigrateOptions, target: Connection, slot_id: int, *more: str) -> Daemon:
     """Return the daemon of a slot; start one if none runs.
 
-    Args:
-        options: how to run it.
-        target: session on the target.
-        slot_id: of the state.
-        more: arguments of `parapply run`.
-
     Raises:
-        TargetLost: the connection broke.
         TargetRefused: the log cannot be written.
     """
     if await lease.holders(target, slot_id):
@@ -144,7 +136,6 @@ async def reach(  # noqa: PLR0913, PLR0917  whose, where to
 
     Raises:
         ParapplyError: the daemon has failed.
-        TargetRefused, TargetLost: the progress cannot be read.
     """
     first_lsn: int | None = None
     while True:

@@ -310,11 +310,7 @@ def _new_name(name: str) -> str:
 
 
 def _create(new: str, facts: DatabaseFacts, version_num: int, *, has_tablespace: bool) -> str:
-    """Return the statement that makes an empty database.
-
-    Raises:
-        TargetRefused: the target is older than the locale.
-    """
+    """Return the statement that makes an empty database."""
     words = [
         f"CREATE DATABASE {identifier(new)} TEMPLATE template0 ENCODING {literal(facts.encoding)}",
         f"LC_COLLATE {literal(facts.collate)} LC_CTYPE {literal(facts.ctype)}",

@@ -50,7 +50,6 @@ class Later:
     """Runs items."""
 
     def __init__(self, config: Config, migration: Migration, script: Script, counter: Counter, access: Access) -> None:
-        """Keep what is needed; open nothing."""
         self._config = config
         self._migration = migration
         self._script = script
@@ -59,9 +58,6 @@ class Later:
 
     async def run(self, items: Sequence[Item]) -> None:
         """Run what is not done yet.
-
-        Args:
-            items: in their order.
 
         Raises:
             TargetRefused, TargetLost: what was done before stays.

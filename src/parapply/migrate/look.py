@@ -22,7 +22,7 @@ from parapply.source.slot import source_errors
 from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 
     from parapply.connect import Connections
     from parapply.copy.published import PublishedTable
@@ -185,36 +185,28 @@ async def settings_left(target: TargetConnection, sight: Sight) -> list[str]:
     return [name for name in sight.settings if name not in known]
 
 
-async def refusals(ends: Connections, sight: Sight, choice: Choice, *, has_roles: bool) -> list[ParapplyError]:
-    """Return why the migration cannot be begun, the publisher's reasons last, as `init` does; nothing if it can.
-
-    Args:
-        ends: a session on both.
-        sight: of the publisher.
-        choice: what is wanted.
-        has_roles: roles that are missing are made.
+async def refusals(ends: Connections, sight: Sight, choice: Choice, *, has_roles: bool) -> AsyncIterator[ParapplyError]:
+    """Yield why the migration cannot be begun, the publisher's reasons last, as `init` does; nothing if it can.
 
     Raises:
         SourceLost, TargetLost: a connection broke.
     """
-    found = [*await _of_target(ends, sight, choice, has_roles=has_roles), *of_tables(sight)]
+    async for error in _of_target(ends, sight, choice, has_roles=has_roles):
+        yield error
+    for error in of_tables(sight):
+        yield error
     if choice.unlogged == "refuse" and (full := await _with_rows(ends.source, sight.unlogged)):
-        found.append(
-            SourceRefused(
-                f"source: unlogged tables hold rows, which no stream brings: {few(full)}",
-                hint="--unlogged copy copies them as they are then, and again with `parapply migrate --only unlogged`;"
-                " --unlogged skip leaves them empty",
-            )
+        yield SourceRefused(
+            f"source: unlogged tables hold rows, which no stream brings: {few(full)}",
+            hint="--unlogged copy copies them as they are then, and again with `parapply migrate --only unlogged`;"
+            " --unlogged skip leaves them empty",
         )
     if choice.large_objects == "refuse" and sight.n_large_objects:
-        found.append(
-            SourceRefused(
-                f"source: {sight.n_large_objects:,} large objects, which no stream brings",
-                hint="--large-objects copy copies them as they are then, and again with"
-                " `parapply migrate --only large-objects`; --large-objects skip leaves them out",
-            )
+        yield SourceRefused(
+            f"source: {sight.n_large_objects:,} large objects, which no stream brings",
+            hint="--large-objects copy copies them as they are then, and again with"
+            " `parapply migrate --only large-objects`; --large-objects skip leaves them out",
         )
-    return found
 
 
 def of_tables(sight: Sight) -> Iterator[ParapplyError]:
@@ -250,8 +242,9 @@ async def _with_rows(conn: Connection, names: Sequence[Name]) -> list[Name]:
     return full
 
 
-async def _of_target(ends: Connections, sight: Sight, choice: Choice, *, has_roles: bool) -> list[ParapplyError]:
-    found: list[ParapplyError] = []
+async def _of_target(
+    ends: Connections, sight: Sight, choice: Choice, *, has_roles: bool
+) -> AsyncIterator[ParapplyError]:
     with target_errors("looking for roles and extensions"):
         known = {
             name: bool(may_own)
@@ -266,29 +259,22 @@ async def _of_target(ends: Connections, sight: Sight, choice: Choice, *, has_rol
     wanted = [*(sight.owners if choice.has_owners else ()), *(sight.others if choice.has_privileges else ())]
     missing = [name for name in wanted if name not in known and name != sight.reader]
     if not has_roles and missing:
-        found.append(
-            TargetRefused(
-                f"target: roles of the publisher are missing: {', '.join(missing)}",
-                hint="--roles makes them; or --no-owner and --no-privileges leave owners and privileges out",
-            )
+        yield TargetRefused(
+            f"target: roles of the publisher are missing: {', '.join(missing)}",
+            hint="--roles makes them; or --no-owner and --no-privileges leave owners and privileges out",
         )
     foreign = [name for name in sight.owners if name in known and not known[name]]
     if choice.has_owners and foreign:
-        found.append(
-            TargetRefused(
-                f"target: the role may not make what {', '.join(foreign)} own",
-                hint=f"GRANT {shown_list([(name,) for name in foreign])} TO the target's role, or --no-owner, and it"
-                " owns everything",
-            )
+        yield TargetRefused(
+            f"target: the role may not make what {', '.join(foreign)} own",
+            hint=f"GRANT {shown_list([(name,) for name in foreign])} TO the target's role, or --no-owner, and it"
+            " owns everything",
         )
     if absent := [name for name in sight.extensions if name not in available]:
-        found.append(
-            TargetRefused(
-                f"target: extensions are not installed: {', '.join(absent)}",
-                hint="install their packages on the target's server",
-            )
+        yield TargetRefused(
+            f"target: extensions are not installed: {', '.join(absent)}",
+            hint="install their packages on the target's server",
         )
-    return found
 
 
 def few(names: Collection[Name]) -> str:

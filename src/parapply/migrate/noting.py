@@ -41,7 +41,6 @@ class Noter:
     """As a context manager it runs its own task."""
 
     def __init__(self, config: Config, migration: Migration, screen: Screen) -> None:
-        """Open nothing yet."""
         self._config = config
         self._migration = migration
         self._screen = screen

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from parapply.config import Config
     from parapply.connect import Connections
-    from parapply.copy.places import Access
-    from parapply.copy.rate import RateLimit
+    from parapply.copy.places import Access, RateLimit
     from parapply.migrate.show import Counter
     from parapply.plan.copy_starts import Name
     from parapply.target.session.settings import Connection

@@ -79,14 +79,9 @@ class Servers(NamedTuple):
     databases: list[str]
 
 
-def migrate(members: Mapping[str, Member], *, is_dry: bool) -> tuple[dict[str, Ended], list[Servers]]:
-    """Migrate all databases up to the step before the daemon, and return the end of each.
-
-    Args:
-        members: by name; their options differ only in the arguments of the daemon.
-        is_dry: make nothing, and return what would be done.
-    """
-    return asyncio.run(_Several(members).run(is_dry=is_dry))
+async def migrate(members: Mapping[str, Member], *, is_dry: bool) -> tuple[dict[str, Ended], list[Servers]]:
+    """Migrate all databases up to the step before the daemon, and return the end of each."""
+    return await _Several(members).run(is_dry=is_dry)
 
 
 class _Several:

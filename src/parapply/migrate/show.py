@@ -6,7 +6,6 @@ documents alone are on standard output, and all lines on standard error.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
@@ -17,6 +16,7 @@ import click
 import msgspec
 
 from parapply import connect
+from parapply.copy.bar import terminal_progress
 from parapply.printable import printable
 from parapply.source import slot
 from parapply.target.state import migrations
@@ -129,7 +129,6 @@ class Counter:
     def __init__(  # noqa: PLR0913  one place makes it
         self, screen: Screen, step: MigrationStep, total: int, unit: str, before: int, *, is_json: bool
     ) -> None:
-        """Begin to show."""
         self._before = before
         self._screen = screen
         self._step = step
@@ -143,7 +142,7 @@ class Counter:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         if total and not is_json and sys.stderr.isatty():
-            self._bar = _bar()
+            self._bar = terminal_progress()
             self._task = self._bar.add_task(step.value, total=total, figures="")
             self._bar.start()
 
@@ -220,31 +219,12 @@ class Counter:
         return f"{self.done:,}{of} {self.unit}{size}{f'  {names}' if names else ''}"
 
 
-def _bar() -> Progress:
-    from rich.console import Console  # noqa: PLC0415  a tenth of a second, not needed without a terminal
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[figures]}", markup=False),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-
-
-def show_steps(config: Config, *, as_json: bool) -> int:
+async def show_steps(config: Config, *, as_json: bool) -> int:
     """Print the steps and the progress of each; run none.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
     """
-    return asyncio.run(_print_steps(config, as_json=as_json))
-
-
-async def _print_steps(config: Config, *, as_json: bool) -> int:
     known = await steps(config)
     if as_json:
         click.echo(msgspec.json.encode([known[step] for step in MigrationStep if step in known]).decode())

@@ -211,7 +211,6 @@ async def marks(conn: Connection, publications: Sequence[str]) -> dict[int, str]
 
     Raises:
         TargetRefused: a publication is not there.
-        TargetLost: the connection broke.
     """
     query = sql.SQL("SELECT pubname::text FROM pg_catalog.pg_publication")
     with target_errors("reading the publications"):

@@ -33,7 +33,6 @@ Sequences on the copy may be up to 32 values ahead, because recovery brings what
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -74,17 +73,13 @@ class SeedOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_dry: bool = False
 
 
-def prepare(config: Config) -> None:
+async def prepare(config: Config) -> None:
     """Make publication and slot for a copy that is still to be made; doing it again changes nothing.
 
     Raises:
         SourceRefused: the publication or the slot cannot be made, or is not as it must be.
         SlotBusy, SourceLost: a process reads the slot, or the connection broke.
     """
-    asyncio.run(_prepare(config))
-
-
-async def _prepare(config: Config) -> None:
     name, login = config.source.slot, config.source.login
     conn = await slot.connect(login, application_name=f"parapply seed {name}")
     async with conn, waits.looked_after(login, _say_waiting):
@@ -118,12 +113,7 @@ def _say_waiting(one: BlockedSession) -> None:
 
 
 async def _make_publication(conn: slot.Connection, config: Config) -> None:
-    """Make the publication, of all tables, if only one is configured and it is missing.
-
-    Raises:
-        SourceRefused: the role may not.
-        SourceLost: the connection broke.
-    """
+    """Make the publication, of all tables, if only one is configured and it is missing."""
     names = config.source.publications
     if len(names) != 1:
         return
@@ -143,7 +133,7 @@ async def _make_publication(conn: slot.Connection, config: Config) -> None:
     click.echo(f"source: publication {name!r} made, for all tables")
 
 
-def seed(config: Config, options: SeedOptions) -> None:
+async def seed(config: Config, options: SeedOptions) -> None:
     """Join a copy to the slot; doing it again changes nothing.
 
     Raises:
@@ -153,10 +143,6 @@ def seed(config: Config, options: SeedOptions) -> None:
         SourceLost, TargetLost: a connection broke; the same command goes on.
     """
     check_despite("seed", options.despite, [WRITES, *came_along.ARGUABLE])
-    asyncio.run(_seed(config, options))
-
-
-async def _seed(config: Config, options: SeedOptions) -> None:
     name, schema = config.source.slot, config.target.state_schema
     async with await settings.connect_reader(config.target.login, f"parapply seed {name}") as reader:
         await joint.check_promoted(reader)
@@ -181,11 +167,7 @@ async def _seed(config: Config, options: SeedOptions) -> None:
 
 
 def _check_may_clean(options: SeedOptions, found: state.SlotState) -> None:
-    """Refuse to clean a target on which a daemon has worked: its slots and jobs may be newer.
-
-    Raises:
-        TargetRefused: one has.
-    """
+    """Refuse to clean a target on which a daemon has worked: its slots and jobs may be newer."""
     if options.cleans and (found.recorded or found.has_forgotten):
         raise TargetRefused(
             f"target: a daemon has applied changes of slot {found.slot_name!r}, and objects may be newer than the copy",
@@ -208,11 +190,7 @@ class _Run:
         self._marks: dict[int, str] = {}
 
     async def look(self) -> None:
-        """Find where the copy joins, and refuse it if it cannot; change nothing.
-
-        Raises:
-            SourceRefused, SourceLost, TargetRefused, TargetLost: it cannot, or an end cannot be asked.
-        """
+        """Find where the copy joins, and refuse it if it cannot; change nothing."""
         config, ends = self._config, self._ends
         await connect.check_apart(config, ends, self.facts)
         await connect.check_back(config, ends.source, self.facts)
@@ -275,11 +253,7 @@ class _Run:
         )
 
     def _check_prepared(self, gids: Sequence[str]) -> None:
-        """Refuse transactions prepared at the end of the copy of which the slot would send only the outcome.
-
-        Raises:
-            SourceRefused: some are.
-        """
+        """Refuse transactions prepared at the end of the copy of which the slot would send only the outcome."""
         assert self.facts.slot is not None
         if self.facts.slot.is_two_phase and gids:
             raise SourceRefused(
@@ -323,12 +297,7 @@ class _Run:
 
 
 async def _check_commits(conn: settings.Connection) -> None:
-    """Refuse a server whose commits would wait for standbys that it does not have: settings also come along.
-
-    Raises:
-        TargetRefused: they would.
-        TargetLost: the connection broke.
-    """
+    """Refuse a server whose commits would wait for standbys that it does not have: settings also come along."""
     query = sql.SQL(
         "SELECT pg_catalog.current_setting('synchronous_standby_names') WHERE NOT EXISTS"
         " (SELECT FROM pg_catalog.pg_stat_replication WHERE sync_state IN ('sync', 'quorum'))"

@@ -73,7 +73,6 @@ async def read_copy(conn: Connection) -> CopiedServer:
 
     Raises:
         TargetRefused: the role may not read the history.
-        TargetLost: the connection broke.
     """
     identity = sql.SQL(
         "SELECT system_identifier, ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name("

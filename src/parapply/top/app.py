@@ -40,12 +40,6 @@ class Top(App[None]):
     ]
 
     def __init__(self, slots: Sequence[Watched], interval_s: float) -> None:
-        """Show what is known.
-
-        Args:
-            slots: read repeatedly; of one its screen is shown, of several a line for each.
-            interval_s: between two readings.
-        """
         super().__init__(ansi_color=True)
         self._slots = slots
         self._interval_s = interval_s

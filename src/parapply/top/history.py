@@ -49,7 +49,6 @@ class ReadingHistory:
     """Written by the reader, once a second."""
 
     def __init__(self) -> None:
-        """Start without a reading."""
         self.report: dict[str, Any] = {}
         self.lag_s: deque[float] = deque(maxlen=_COURSE)
         self.rows_s: deque[float] = deque(maxlen=_COURSE)

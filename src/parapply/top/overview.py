@@ -33,12 +33,6 @@ class Watched:
     """A slot that is read again and again. Written by `look`."""
 
     def __init__(self, name: str, config: Config) -> None:
-        """Read nothing yet.
-
-        Args:
-            name: of its database.
-            config: of the slot.
-        """
         self.name = name
         self.reader = StateReader(config)
         self.history = ReadingHistory()

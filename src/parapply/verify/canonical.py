@@ -75,12 +75,7 @@ def n_ranges(rows: int) -> int:
 
 
 def ordered_type(table: PublishedTable, target_types: Mapping[str, int]) -> str:
-    """Return the type in which the key's first column is compared; empty if there is none that both ends sort alike.
-
-    Args:
-        table: as published, with the publisher's types.
-        target_types: OID of each column's type on the target.
-    """
+    """Return the type in which the key's first column is compared; empty if there is none that both ends sort alike."""
     if not table.key:
         return ""
     here = _ORDERED_TYPES.get(table.types[table.columns.index(table.key[0])], "")

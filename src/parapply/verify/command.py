@@ -125,18 +125,13 @@ class VerifyAgain:
         return found if here == there and msgspec.structs.replace(was, leaves=table.leaves) == table else None
 
 
-def verify(config: Config, options: VerifyOptions) -> int:
+async def verify(config: Config, options: VerifyOptions) -> int:
     """Compare, print, and return the exit code: 0 if all tables are equal, else 1.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be read; no daemon runs.
         ParapplyError: the publisher gave no snapshot in time.
     """
-    return asyncio.run(compare(config, options))
-
-
-async def compare(config: Config, options: VerifyOptions) -> int:
-    """Do what `verify` does, in a loop that runs; the arguments and errors are its own."""
     found = await comparison(config, options)
     _print(options, found.verdicts, found.taken)
     return 0 if found.is_equal else _DIFFERENT
@@ -356,12 +351,6 @@ async def compared_of(
     source: slot.Connection, table: PublishedTable, leaves: Sequence[Leaf], target_types: Mapping[str, int]
 ) -> Compared:
     """Return how a table is compared.
-
-    Args:
-        source: session on the publisher that sees the snapshot.
-        table: as published.
-        leaves: its relations on the target.
-        target_types: OIDs of its columns' types there.
 
     Raises:
         SourceRefused, SourceLost: a sample could not be read.

@@ -50,7 +50,6 @@ class VerifyEnd:
     """One end: its sessions, and how its errors are reported."""
 
     def __init__(self, sessions: Sequence[Session], *, is_source: bool) -> None:
-        """Keep them."""
         self._sessions = sessions
         self._is_source = is_source
         #: Relations that the sessions have read, and keep locked.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from parapply.copy.rate import RateLimit
+from parapply.copy.places import RateLimit
 
 
 class _Clock:
