@@ -410,7 +410,10 @@ def _may_hide(one: _Drawn, row: tuple[Any, ...], numbers: Mapping[int, int]) -> 
     if any(change.operation == "truncate" for change in later):
         return True
     if row[_TYPE] not in _UNIQUE_TYPES:
-        return table == "bare" and any(change.rows & own.rows for change in later)
+        # A row that its own transaction wrote is missing because of a conflict, whose record a stop took back.
+        before = [change for change in one.changes[number][: change_no - 1] if change.table == table]
+        is_result = any(change.keys & own.keys for change in before)
+        return is_result or (table == "bare" and any(change.rows & own.rows for change in later))
     rows = row[_LOCAL_ROW] if isinstance(row[_LOCAL_ROW], list) else [row[_LOCAL_ROW]]
     local = {int(each["a"]) for each in rows}
     is_key_only = local <= own.keys and len(row[_CONSTRAINTS]) == 1 and row[_CONSTRAINTS][0].endswith("pkey")

@@ -373,7 +373,7 @@ class World:
             done = self.init("--truncate")
         if done.returncode and "`parapply check` names what differs" in done.stderr and self._add_labels():
             done = self.init("--truncate")
-        if done.returncode and re.search("table_missing|columns_refused", done.stderr):
+        if done.returncode and re.search("table_missing|columns_refused|make the partition of the row", done.stderr):
             # Objects that commands of the queue would have made, also where they had renamed the schema.
             self.on_target("DROP SCHEMA IF EXISTS public CASCADE; CREATE SCHEMA public")
             program = self.source.server.program("pg_dump")  # type: ignore[union-attr]

@@ -134,10 +134,14 @@ def test_transactions_stay_prepared_across_the_copy(
     assert bank.target.rows("SELECT txid FROM evt ORDER BY 1") == [(0,), (1,), (3,)]
 
 
-def test_a_row_that_the_target_does_not_take_leads_to_check(
+_PARTS = "CREATE TABLE item (id int PRIMARY KEY) PARTITION BY RANGE (id)"
+_PART = "CREATE TABLE item_1 PARTITION OF item FOR VALUES FROM (1) TO (9)"
+
+
+def test_a_row_that_the_target_does_not_take_leads_to_the_difference(
     source_db: Database, target_db: Database, run_command: RunCommand
 ) -> None:
-    """The refusal names `check`; its SQL, run as it stands, lets the same command go on."""
+    """The refusal names `check`, whose SQL, run as it stands, lets the same command go on."""
     for database, labels in ((source_db, "'a', 'it''s'"), (target_db, "'a'")):
         database.execute(f"CREATE TYPE label AS ENUM ({labels}); CREATE TABLE item (id int PRIMARY KEY, k label)")
     source_db.execute("INSERT INTO item VALUES (1, 'it''s'); CREATE PUBLICATION pub FOR ALL TABLES")
@@ -149,6 +153,24 @@ def test_a_row_that_the_target_does_not_take_leads_to_check(
     findings = json.loads(run_command(route, "check", "--json").stdout)["findings"]
     (fix,) = [one["fix"] for one in findings if one["code"] == "enum_labels"]
     target_db.execute(fix)
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    check_equal(route, "item")
+
+
+def test_a_row_without_a_partition_on_the_target_leads_to_it(
+    source_db: Database, target_db: Database, run_command: RunCommand
+) -> None:
+    """The partition that the refusal asks for lets the same command go on."""
+    source_db.execute(f"{_PARTS}; {_PART}; INSERT INTO item VALUES (1)")
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root)")
+    target_db.execute(_PARTS)
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    refused = run_command(route, "init", "--copy")
+    assert refused.returncode == 4
+    assert "no partition of relation" in refused.stderr
+    assert "Hint: make the partition of the row on the target; tables that are complete stay" in refused.stderr
+    target_db.execute(_PART)
     done = run_command(route, "init", "--copy")
     assert done.returncode == 0, done.stderr
     check_equal(route, "item")

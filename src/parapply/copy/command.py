@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import click
+import psycopg
 
 from parapply import connect, continuity, failpoints
 from parapply.commands import lifecycle
@@ -251,6 +252,15 @@ async def _patiently(text: str) -> AsyncIterator[asyncio.TimerHandle]:
         timer.cancel()
 
 
+def _why_refused(error: ParapplyError) -> str:
+    """Return advice for a row that the target does not take; empty: none is known."""
+    cause = error.__cause__
+    # It has the code of a CHECK, which has a name.
+    if isinstance(cause, psycopg.errors.CheckViolation) and not cause.diag.constraint_name:
+        return "make the partition of the row on the target"
+    return _DIFFERS if isinstance(cause, psycopg.DataError | psycopg.IntegrityError) else ""
+
+
 class _Copy:
     """A copy, or what is done to the tables of one; the sessions on both ends are the caller's."""
 
@@ -392,7 +402,7 @@ class _Copy:
             try:
                 await slot_guard.guarded(self._config, slot_id, load.run(tables, snapshot))
             except ParapplyError as error:
-                own = error.hint or (_DIFFERS if isinstance(error, TargetRefused) else "")
+                own = error.hint or _why_refused(error)
                 error.hint = "; ".join([text for text in (own, IS_LEFT) if text])
                 raise
         failpoints.probe(failpoints.COPY_DONE)

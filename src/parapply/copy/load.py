@@ -169,7 +169,9 @@ class CopyLoad:
                 group.create_task(self._note(under_way), name="copy-notes")
         except ExceptionGroup as errors:
             # The others were ended because of the first one.
-            raise errors.exceptions[0] from errors
+            # The driver's error stays its cause.
+            first = errors.exceptions[0]
+            raise first from first.__cause__
         finally:
             with suppress(ParapplyError):
                 await writers.release_origins(self._control, max(n_lanes, 1))
