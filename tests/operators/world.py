@@ -365,28 +365,23 @@ class World:
         self.kill()
         done = self.command("drop", "--yes")
         if done.returncode == 0:
-            done = self.init("--truncate")
+            done = self._init_again()
         if done.returncode and "no publication" in done.stderr:
             self.on_source(self.publication_sql)
-            done = self.init("--truncate")
+            done = self._init_again()
         if done.returncode and self.trust(done.stderr):
-            done = self.init("--truncate")
-        if done.returncode and "`parapply check` names what differs" in done.stderr and self._add_labels():
-            done = self.init("--truncate")
-        if done.returncode and re.search("table_missing|columns_refused|make the partition of the row", done.stderr):
-            # Objects that commands of the queue would have made, also where they had renamed the schema.
-            self.on_target("DROP SCHEMA IF EXISTS public CASCADE; CREATE SCHEMA public")
-            program = self.source.server.program("pg_dump")  # type: ignore[union-attr]
-            done = self.init("--schema", "--pg-dump", str(program))
+            done = self._init_again()
         if done.returncode:
             raise Violation(f"`drop`, then `init --copy --truncate` is refused: {done.stderr}")
         self.dirty.clear()
 
-    def _add_labels(self) -> bool:
-        """Add labels that commands of the queue would have given, as `check` says; return whether one was missing."""
-        findings = json.loads(self.command("check", "--json").stdout)["findings"]
-        fixes = [one["fix"] for one in findings if one["code"] == "enum_labels"]
-        return bool(fixes) and len([fix for fix in fixes if self.on_target(fix)]) == len(fixes)
+    def _init_again(self) -> subprocess.CompletedProcess[str]:
+        if self.ddl_way not in {"queue", "automatic"}:
+            return self.init("--truncate")
+        # Commands of the queue that did not run here leave objects that differ, also where they renamed the schema.
+        self.on_target("DROP SCHEMA IF EXISTS public CASCADE; CREATE SCHEMA public")
+        program = self.source.server.program("pg_dump")  # type: ignore[union-attr]
+        return self.init("--schema", "--pg-dump", str(program))
 
     def init(self, *options: str) -> subprocess.CompletedProcess[str]:
         """Make the slot and copy."""
