@@ -173,12 +173,6 @@ async def drop_conflicts(config: Config, wanted: Filter, *, assume_yes: bool, as
 async def skip(config: Config, lsn: int, wait_s: float, *, as_json: bool) -> None:
     """Ask for a transaction to be skipped and print the outcome of the request.
 
-    Args:
-        config: target and slot; the publisher, if it is named, is asked where its WAL ends.
-        lsn: end LSN of the transaction.
-        wait_s: how long to wait for a daemon that runs to have skipped it.
-        as_json: for programs.
-
     Raises:
         TargetRefused: it has been applied, or no transaction can end there yet.
     """
