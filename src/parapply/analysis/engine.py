@@ -58,12 +58,7 @@ class Engine(Protocol):
         """Open files of the log as the view `LINES`: columns of `schema.wide_columns`, and the name of the file."""
 
     def write(self, query: str, folder: str) -> None:
-        """Write rows as Parquet below a folder that does not exist, by kind of record and day.
-
-        Args:
-            query: of the columns of `schema.stored_columns` but for the load.
-            folder: its name says the load.
-        """
+        """Write rows as Parquet below a folder that does not exist, by kind of record and day."""
 
     def open_stored(self, root: str, folders: Sequence[str], days: Collection[str] | None = None) -> None:
         """Open what `write` has written as the view `STORED`: `schema.stored_columns`.

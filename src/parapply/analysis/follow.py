@@ -42,19 +42,7 @@ def look(
     on_load: OnLoad,
     stop: threading.Event,
 ) -> None:
-    """Look for new files until the event is set.
-
-    Args:
-        engine: of this process.
-        request: as for `job.make_report`.
-        every_s: seconds between two looks.
-        on_load: called with the engine, the number of files that have been converted, and the store.
-        stop: set by another thread, or by a signal.
-
-    Raises:
-        ReportRefused: as `job.convert`.
-        ReportFailed: as `job.convert`.
-    """
+    """Look for new files until the event is set."""
     with engine.errors():
         store = checked_store(engine, request)
     while True:

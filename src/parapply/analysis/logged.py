@@ -38,10 +38,6 @@ def predicted_of(folder: Path, changes: Sequence[Change]) -> LoggedRun:
 
     The latest run with enough batches is taken, else the longest one, as the report does, and the last batches of it.
 
-    Args:
-        folder: of the log, which has one slot's closed files.
-        changes: to predict.
-
     Raises:
         ReportRefused: it has no batch, or a line that is no record.
     """

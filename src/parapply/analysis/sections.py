@@ -27,13 +27,7 @@ _PART_COLORS: Final = dict(zip(PARTS, (plots.GREY, plots.RED, plots.BLUE, plots.
 
 
 def sections(tables: Tables, interval_s: int, compared: str) -> list[Section]:
-    """Return the sections of a slot, in order.
-
-    Args:
-        tables: rows of one slot only.
-        interval_s: length of an interval.
-        compared: the span that is compared, in words.
-    """
+    """Return the sections of a slot, in order."""
     made = (
         culprit.compared(tables, compared),
         _throughput(tables, interval_s),

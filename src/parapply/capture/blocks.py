@@ -132,10 +132,6 @@ def place_of(file: str, offset: int, start: bytes, left_bytes: int) -> CapturedB
 def body_of(place: CapturedBlock, data: bytes) -> bytes:
     """Return the body of a block.
 
-    Args:
-        place: of the block.
-        data: all of it.
-
     Raises:
         CaptureTorn: it is not what was written.
     """

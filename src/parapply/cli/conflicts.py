@@ -69,7 +69,7 @@ def list_(*, as_json: bool, **options: Any) -> None:
     config = load(options, "source.dsn", "source.publications")
     from parapply.commands import conflicts as conflict_commands  # noqa: PLC0415
 
-    conflict_commands.list_conflicts(config, wanted, as_json=as_json)
+    asyncio.run(conflict_commands.list_conflicts(config, wanted, as_json=as_json))
 
 
 @conflicts.command(
@@ -89,7 +89,7 @@ def show(*, as_json: bool, **options: Any) -> None:
     config = load(options, "source.dsn", "source.publications")
     from parapply.commands import conflicts as conflict_commands  # noqa: PLC0415
 
-    conflict_commands.show_conflicts(config, wanted, as_json=as_json)
+    asyncio.run(conflict_commands.show_conflicts(config, wanted, as_json=as_json))
 
 
 @conflicts.command(
@@ -144,7 +144,7 @@ def drop_(*, is_all: bool, assume_yes: bool, as_json: bool, **options: Any) -> N
     config = load(options, "source.dsn", "source.publications")
     from parapply.commands import conflicts as conflict_commands  # noqa: PLC0415
 
-    conflict_commands.drop_conflicts(config, wanted, assume_yes=assume_yes, as_json=as_json)
+    asyncio.run(conflict_commands.drop_conflicts(config, wanted, assume_yes=assume_yes, as_json=as_json))
 
 
 @click.command(
@@ -174,6 +174,6 @@ def skip(*, lsn: int, cancel: bool, wait_s: float, as_json: bool, **options: Any
     from parapply.commands import conflicts as conflict_commands  # noqa: PLC0415
 
     if cancel:
-        conflict_commands.cancel_skip(config, lsn, as_json=as_json)
+        asyncio.run(conflict_commands.cancel_skip(config, lsn, as_json=as_json))
     else:
-        conflict_commands.skip(config, lsn, wait_s, as_json=as_json)
+        asyncio.run(conflict_commands.skip(config, lsn, wait_s, as_json=as_json))

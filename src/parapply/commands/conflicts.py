@@ -5,7 +5,6 @@ In: the configuration and filters. Out: lines or JSON on standard output. Each o
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -47,14 +46,9 @@ async def _opened(config: Config, command: str) -> AsyncIterator[tuple[Connectio
         yield conn, await state.find_slot(conn, schema, config.source.slot)
 
 
-def list_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
-    """Print conflicts without their rows.
-
-    Raises:
-        ConfigError: a filter cannot be read.
-        TargetRefused, TargetLost: as everywhere.
-    """
-    found = asyncio.run(_read(config, wanted))
+async def list_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
+    """Print conflicts without their rows."""
+    found = await _read(config, wanted)
     if as_json:
         click.echo(json.dumps(found, indent=2))
     elif not found:
@@ -83,14 +77,14 @@ async def _read(config: Config, wanted: Filter, *, with_rows: bool = False) -> l
         return await listing.read(conn, config.target.state_schema, slot_id, wanted, with_rows=with_rows)
 
 
-def show_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
+async def show_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
     """Print conflicts with both rows.
 
     Raises:
         ConfigError: a filter cannot be read.
         TargetRefused: there are none; or as everywhere.
     """
-    found = asyncio.run(_read(config, wanted, with_rows=True))
+    found = await _read(config, wanted, with_rows=True)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -165,48 +159,33 @@ async def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assu
             click.echo("nothing was changed (--dry-run)" if is_dry else f"{n_applied} applied{left}")
 
 
-def drop_conflicts(config: Config, wanted: Filter, *, assume_yes: bool, as_json: bool) -> None:
-    """Drop conflicts from the history; asks first.
-
-    Raises:
-        ConfigError, TargetRefused, TargetLost: as `list_conflicts`.
-    """
-    n_dropped = asyncio.run(_drop(config, wanted, assume_yes=assume_yes))
-    click.echo(json.dumps({"dropped": n_dropped}) if as_json else f"{n_dropped} dropped")
-
-
-async def _drop(config: Config, wanted: Filter, *, assume_yes: bool) -> int:
+async def drop_conflicts(config: Config, wanted: Filter, *, assume_yes: bool, as_json: bool) -> None:
+    """Drop conflicts from the history; asks first."""
     schema = config.target.state_schema
     async with _opened(config, "conflicts") as (conn, slot_id):
         if not assume_yes:
             n_found = len(await listing.read(conn, schema, slot_id, wanted))
             click.confirm(f"Drop {n_found} conflicts from the history?", abort=True)
-        return await listing.drop(conn, schema, slot_id, wanted)
+        n_dropped = await listing.drop(conn, schema, slot_id, wanted)
+    click.echo(json.dumps({"dropped": n_dropped}) if as_json else f"{n_dropped} dropped")
 
 
-def skip(config: Config, lsn: int, wait_s: float, *, as_json: bool) -> None:
+async def skip(config: Config, lsn: int, wait_s: float, *, as_json: bool) -> None:
     """Ask for a transaction to be skipped and print the outcome of the request.
-
-    Args:
-        config: target and slot; the publisher, if it is named, is asked where its WAL ends.
-        lsn: end LSN of the transaction.
-        wait_s: how long to wait for a daemon that runs to have skipped it.
-        as_json: for programs.
 
     Raises:
         TargetRefused: it has been applied, or no transaction can end there yet.
     """
-    request = asyncio.run(_skip(config, lsn, wait_s))
+    async with _opened(config, "skip") as (conn, slot_id):
+        source_lsn = await _end_of_source(config)
+        request = await asking.ask(conn, config.target.state_schema, slot_id, lsn, wait_s, source_lsn=source_lsn)
     click.echo(json.dumps(msgspec.structs.asdict(request)) if as_json else _told(request))
 
 
-def cancel_skip(config: Config, lsn: int, *, as_json: bool) -> None:
-    """Take back a request that was not carried out.
-
-    Raises:
-        TargetRefused, TargetLost: as everywhere.
-    """
-    was_open = asyncio.run(_cancel(config, lsn))
+async def cancel_skip(config: Config, lsn: int, *, as_json: bool) -> None:
+    """Take back a request that was not carried out."""
+    async with _opened(config, "skip") as (conn, slot_id):
+        was_open = await asking.take_back(conn, config.target.state_schema, slot_id, lsn)
     if as_json:
         click.echo(json.dumps({"cancelled": was_open}))
     else:
@@ -226,12 +205,6 @@ def _told(request: asking.SkipRequest) -> str:
     return "noted: no daemon runs; the next `parapply run` skips it"
 
 
-async def _skip(config: Config, lsn: int, wait_s: float) -> asking.SkipRequest:
-    async with _opened(config, "skip") as (conn, slot_id):
-        source_lsn = await _end_of_source(config)
-        return await asking.ask(conn, config.target.state_schema, slot_id, lsn, wait_s, source_lsn=source_lsn)
-
-
 async def _end_of_source(config: Config) -> int | None:
     """Return where the publisher's WAL ends; None if it is not named, or does not answer: a conflict may outlast it."""
     login = config.source.login
@@ -242,8 +215,3 @@ async def _end_of_source(config: Config) -> int | None:
             return (await slot.position(conn)).flush_lsn
     except (SourceLost, SourceRefused):
         return None
-
-
-async def _cancel(config: Config, lsn: int) -> bool:
-    async with _opened(config, "skip") as (conn, slot_id):
-        return await asking.take_back(conn, config.target.state_schema, slot_id, lsn)

@@ -30,18 +30,7 @@ _LSN_VARIABLE = "PARAPPLY_LSN"
 async def run(
     configs: Sequence[Config], lsn: int | None, timeout_s: float, command: Sequence[str], *, as_json: bool
 ) -> int:
-    """Take the snapshots and keep them; return the command's exit code, or 0.
-
-    Args:
-        configs: targets of one publisher.
-        lsn: of the publisher; None for the earliest possible.
-        timeout_s: how long to wait.
-        command: program and arguments; without one the snapshots are kept until SIGTERM or Ctrl-C.
-        as_json: print one JSON document.
-
-    Raises:
-        ParapplyError, TargetRefused, TargetLost: as `ask.snapshots`.
-    """
+    """Take the snapshots and keep them; return the command's exit code, or 0."""
     async with snapshots(configs, lsn=lsn, timeout_s=timeout_s) as taken:
         if as_json:
             click.echo(json.dumps([_document(one) for one in taken]))

@@ -40,11 +40,6 @@ _REFRESH_S = 1.0
 def show(config: Config, as_json: bool, watch: bool) -> None:  # noqa: FBT001  the command line passes them by position
     """Print the status once, or each second until Ctrl-C.
 
-    Args:
-        config: target and slot; the source is asked if source.dsn is set.
-        as_json: a document a line with `watch`, else one indented document; as `status_schema` says.
-        watch: go on until interrupted, also while the target cannot be reached.
-
     Raises:
         TargetRefused: the target knows nothing of the slot.
         TargetLost: the target cannot be reached at the first look.

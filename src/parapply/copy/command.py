@@ -125,19 +125,7 @@ async def go_on(
     found: state.SlotState,
     have_run: Collection[int] | None = None,
 ) -> bool:
-    """Copy the parts that an interrupted copy has left, and return whether any were left.
-
-    Args:
-        config: as before.
-        options: how to copy.
-        ends: a session on both.
-        found: the state of the slot.
-        have_run: commands of the publisher that have run here, by number, or that are older than the slot; None: the
-            daemon is waited for.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `begin`; the slot was begun without a copy.
-    """
+    """Copy the parts that an interrupted copy has left, and return whether any were left."""
     name, schema = config.source.slot, config.target.state_schema
     copy = _Copy(config, ends, options)
     await copy.check_not_cut_over(found.slot_id)
@@ -196,9 +184,6 @@ async def refresh(config: Config, options: CopyOptions) -> None:
 
     The daemon may run at the same time. It continues with all other tables; it pauses at a change that is later than
     the copy of its table, as long as that is under way.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `init`.
     """
     schema = config.target.state_schema
     async with connect.open_both(config, "refresh") as ends:

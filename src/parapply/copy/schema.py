@@ -44,14 +44,7 @@ _MOST_LINES = 4
 
 
 def find_pg_dump(path: str | None) -> str:
-    """Return the program's path.
-
-    Args:
-        path: as given by the user; None to look in PATH.
-
-    Raises:
-        ConfigError: the program is missing.
-    """
+    """Return the program's path."""
     found = shutil.which(path or "pg_dump")
     if found is None:
         raise ConfigError(

@@ -36,11 +36,6 @@ _MOST_NAMES: Final = 5
 async def check_columns(conn: Connection, tables: Sequence[PublishedTable], *, may_be_made: bool = False) -> None:
     """Refuse tables and columns that the target does not have, all in one message, and tables of parapply's own state.
 
-    Args:
-        conn: on the target.
-        tables: by their names there.
-        may_be_made: the command has an option that makes them.
-
     Raises:
         TargetRefused: something is missing, or generated on the target, or holds parapply's own progress.
     """

@@ -26,13 +26,7 @@ class ClientSessions:
     """The sessions that write on the source, and those that will on the target."""
 
     def __init__(self, source: Connection, look: CutoverLook, command: str) -> None:
-        """Change nothing yet.
-
-        Args:
-            source: plain session there, of a role that owns the database.
-            look: knows whose sessions stay, and prints warnings.
-            command: of the operator's, instead of the setting; or empty.
-        """
+        """Change nothing yet."""
         self._source = source
         self._look = look
         self._command = command
@@ -45,11 +39,7 @@ class ClientSessions:
         return fence.COMMAND if self._command else fence.DATABASE
 
     async def keep_out(self, deadline_s: float) -> str:
-        """Keep them from the source, also behind a fence that stands, and return how, in words.
-
-        Raises:
-            SourceRefused, SourceLost, ParapplyError: as `fence.put_up` and `fence.end_writers`, or the command failed.
-        """
+        """Keep them from the source, also behind a fence that stands, and return how, in words."""
         if self._command:
             await fence.run_command(self._command, self._source, is_on=True)
             return "by --fence-command"

@@ -107,11 +107,7 @@ class Poolers:
             await self._note(kept)
 
     async def refusals(self, timeout_s: float) -> list[ParapplyError]:
-        """Return all that would be refused; nothing is changed.
-
-        Args:
-            timeout_s: for which clients may have to wait.
-        """
+        """Return all that would be refused; nothing is changed."""
         found: list[ParapplyError] = []
         for pooler, file in self._named:
             try:

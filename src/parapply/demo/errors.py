@@ -14,12 +14,6 @@ class DemoError(ParapplyError):
     exit_code = 2
 
     def __init__(self, message: str = "", *, hint: str = "", sqlstate: str = "") -> None:
-        """Keep the message, the hint and what the server called it.
-
-        Args:
-            message: what happened and why.
-            hint: what the operator can do.
-            sqlstate: five characters when a statement failed on the server, else empty.
-        """
+        """Keep the message, the hint and what the server called it."""
         super().__init__(message, hint=hint)
         self.sqlstate = sqlstate

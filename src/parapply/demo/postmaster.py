@@ -57,11 +57,7 @@ class Guardian:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Start watching.
-
-        Args:
-            directory: the server's directory; all of it is removed when we die.
-        """
+        """Start watching."""
         shell = shutil.which("sh") or "/bin/sh"
         self._process = subprocess.Popen(  # noqa: S603 - constant script, the directory is an argument
             [shell, "-c", _GUARDIAN_SCRIPT, "guardian", directory],

@@ -88,17 +88,7 @@ class PgServer(Cluster):
     def dsn(
         self, dbname: str = "postgres", user: str = SUPERUSER, *, unix_socket: bool = False, **extra: str | int
     ) -> str:
-        """Return a connection string.
-
-        Args:
-            dbname: database.
-            user: role.
-            unix_socket: connect through the socket in `socket_dir` instead of TCP.
-            extra: further libpq parameters, such as `application_name`.
-
-        Raises:
-            DemoError: a Unix socket was asked for and the server has none.
-        """
+        """Return a connection string."""
         host = self.socket_dir if unix_socket else "127.0.0.1"
         if host is None:
             raise DemoError(f"The server {self.name} has no Unix socket.", hint="make it with unix_socket=True")

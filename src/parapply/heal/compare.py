@@ -117,17 +117,7 @@ class TableComparison:
         begun: Collection[int],
         said: Callable[[HealPlan], None],
     ) -> list[HealPlan]:
-        """Compare tables.
-
-        Args:
-            tables: as published.
-            named: tables that are copied whole because the operator said so, by OID.
-            begun: tables whose first copy was interrupted.
-            said: called with each plan.
-
-        Raises:
-            SourceRefused, SourceLost, TargetRefused, TargetLost: an end could not be read.
-        """
+        """Compare tables."""
         types = await on_target.column_types(self._target, [table.here() for table in tables])
         leaves = await target_leaves(self._target, tables)
         plans = []

@@ -108,18 +108,7 @@ async def see(
     without: Sequence[str],
     schema_only: Sequence[PublishedTable],
 ) -> Sight:
-    """Read the publisher.
-
-    Args:
-        conn: session on it.
-        choice: which tables are meant.
-        published: tables of the publications.
-        without: schemas of parapply's own.
-        schema_only: tables of the publications without rows on the target.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be read.
-    """
+    """Read the publisher."""
     with source_errors("looking at the database"):
         found = await read_rows(conn, _TABLES, [list(without)])
         keys = await read_rows(conn, _LEADING_OUT)

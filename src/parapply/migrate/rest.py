@@ -183,11 +183,7 @@ async def analyze(config: Config, counter: Counter, access: Access, tables: Sequ
 
 
 async def refresh_views(config: Config, counter: Counter, access: Access, views: Sequence[Name]) -> list[str]:
-    """Refresh materialized views, one after the other, as one may read another; return which are missing here.
-
-    Raises:
-        TargetRefused, TargetLost: those that are refreshed stay so.
-    """
+    """Refresh materialized views, one after the other, as one may read another; return which are missing here."""
     skipped: list[str] = []
 
     async def one(conn: Connection, name: Name) -> None:

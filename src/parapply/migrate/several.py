@@ -239,11 +239,7 @@ class _Several:
 
 
 def _name_there(config: Config) -> str:
-    """Return the name of the target's database.
-
-    Raises:
-        TargetRefused: its connection string has none, so it cannot be looked for.
-    """
+    """Return the name of the target's database."""
     parameters = conninfo_to_dict(config.target.login.dsn)
     name = parameters.get("dbname")
     if not isinstance(name, str):

@@ -279,11 +279,7 @@ class _Run:
         ]
 
     async def join(self) -> None:
-        """Write the state.
-
-        Raises:
-            SourceLost, TargetRefused, TargetLost: it could not be written; nothing is lost.
-        """
+        """Write the state."""
         config, target = self._config, self._ends.target
         async with connect.state_schema(target, self._schema):
             failpoints.probe(failpoints.SEED_SCHEMA)

@@ -100,11 +100,6 @@ async def read_copy(conn: Connection) -> CopiedServer:
 def joint(copy: CopiedServer, timeline: int, history: Mapping[int, int]) -> Joint:
     """Return where a copy left the publisher.
 
-    Args:
-        copy: the copy's server.
-        timeline: of the publisher.
-        history: its earlier timelines, and where each was left.
-
     Raises:
         TargetRefused: it never did, so that the place is not known.
         SlotLost: it has WAL that the publisher has not.

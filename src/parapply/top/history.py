@@ -57,12 +57,7 @@ class ReadingHistory:
         self._run = ""
 
     def add(self, report: dict[str, Any], at_s: float) -> None:
-        """Take one reading.
-
-        Args:
-            report: of `StateReader.read`.
-            at_s: its time, by any clock that only goes forwards.
-        """
+        """Take one reading."""
         if report["started_at"] != self._run:
             # Another epoch of the daemon: some of its counts begin again.
             self._run = report["started_at"]

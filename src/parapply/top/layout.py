@@ -57,15 +57,7 @@ _BEFORE_WAITS: Final = 28
 
 
 def screen(history: ReadingHistory, width: int, height: int, order: str, notice: str = "") -> Group:
-    """Lay one screen out.
-
-    Args:
-        history: with at least one reading.
-        width: columns, from 60 on.
-        height: lines; 0: as many as it takes.
-        order: of the tables, as `ReadingHistory.tables` takes it.
-        notice: something that must be seen, such as an end that does not answer.
-    """
+    """Lay one screen out."""
     is_tall = not height or height >= _TALL
     head = _head(history, width, _LIMIT_LINES if is_tall else int(not notice))
     if notice:

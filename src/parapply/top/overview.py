@@ -68,14 +68,7 @@ def in_order(slots: Sequence[Watched], order: str) -> list[Watched]:
 
 
 def overview(slots: Sequence[Watched], height: int, *, chosen: str | None = None, notice: str = "") -> Group:
-    """Lay the screen out.
-
-    Args:
-        slots: in their order.
-        height: lines; 0: as many as it takes.
-        chosen: name of the database that a key opens; its line is marked, and shown.
-        notice: something that must be seen.
-    """
+    """Lay the screen out."""
     room = max(1, height - _OTHER_LINES) if height else len(slots)
     names = [one.name for one in slots]
     first = max(0, names.index(chosen) - room + 1) if chosen in names else 0

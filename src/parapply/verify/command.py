@@ -140,11 +140,6 @@ async def verify(config: Config, options: VerifyOptions) -> int:
 async def comparison(config: Config, options: VerifyOptions, again: VerifyAgain | None = None) -> VerifyResult:
     """Compare, print a line for each table, and return what was found.
 
-    Args:
-        config: ends and slot.
-        options: how to compare.
-        again: what was found a moment ago, when there was more time.
-
     Raises:
         As `verify`.
     """
