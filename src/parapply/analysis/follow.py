@@ -42,7 +42,12 @@ def look(
     on_load: OnLoad,
     stop: threading.Event,
 ) -> None:
-    """Look for new files until the event is set."""
+    """Look for new files until the event is set.
+
+    Raises:
+        ReportRefused: as `job.convert`.
+        ReportFailed: as `job.convert`.
+    """
     with engine.errors():
         store = checked_store(engine, request)
     while True:

@@ -28,7 +28,11 @@ _FRACTIONS: Final = frozenset({"seconds", "share", "wait_share", "speed_up", "me
 
 
 def as_parquet(name: str, rows: Rows) -> bytes:
-    """Return the table of a figure, with its columns in the definition's order."""
+    """Return the table of a figure, with its columns in the definition's order.
+
+    Raises:
+        KeyError: there is no such figure.
+    """
     columns = {figure.name: figure.columns for figure in FIGURES}[name]
     schema = pa.schema([pa.field(column, _type(column), metadata={"meaning": columns[column]}) for column in columns])
     sink = io.BytesIO()

@@ -226,6 +226,9 @@ class Store:
 
         Rows are written again once for each time that the loads in one have grown by a factor of `many`. A report that
         reads at this moment may lose files under its hands: it fails, and can be run again.
+
+        Raises:
+            ReportRefused: as `load_files`.
         """
         for level in range(max((entry.level for entry in self._entries.values()), default=0) + 1):
             numbers = sorted(number for number, entry in self._entries.items() if entry.level == level)
@@ -234,7 +237,11 @@ class Store:
             self._merge(numbers, [self._folder_of(self._entries[number].load) for number in numbers], level + 1)
 
     def renew(self) -> None:
-        """Write rows in folders of an older version (by kind of record, day and load) as one load, once."""
+        """Write rows in folders of an older version (by kind of record, day and load) as one load, once.
+
+        Raises:
+            ReportRefused: as `load_files`.
+        """
         numbers = [number for number, entry in self._entries.items() if entry.rows is None]
         if not numbers:
             return

@@ -46,6 +46,10 @@ def arrivals(read: Read, part: int) -> Arrivals:
     Args:
         read: the capture.
         part: of the changes; the end of the transaction with the last of them is wanted.
+
+    Raises:
+        CaptureRefused: a block is not what was written.
+        ProtocolError: a frame cannot be read.
     """
     times_us: list[int] = []
     counts: list[int] = []

@@ -47,7 +47,12 @@ async def _opened(config: Config, command: str) -> AsyncIterator[tuple[Connectio
 
 
 async def list_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
-    """Print conflicts without their rows."""
+    """Print conflicts without their rows.
+
+    Raises:
+        ConfigError: a filter cannot be read.
+        TargetRefused, TargetLost: as everywhere.
+    """
     found = await _read(config, wanted)
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -160,7 +165,11 @@ async def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assu
 
 
 async def drop_conflicts(config: Config, wanted: Filter, *, assume_yes: bool, as_json: bool) -> None:
-    """Drop conflicts from the history; asks first."""
+    """Drop conflicts from the history; asks first.
+
+    Raises:
+        ConfigError, TargetRefused, TargetLost: as `list_conflicts`.
+    """
     schema = config.target.state_schema
     async with _opened(config, "conflicts") as (conn, slot_id):
         if not assume_yes:
@@ -183,7 +192,11 @@ async def skip(config: Config, lsn: int, wait_s: float, *, as_json: bool) -> Non
 
 
 async def cancel_skip(config: Config, lsn: int, *, as_json: bool) -> None:
-    """Take back a request that was not carried out."""
+    """Take back a request that was not carried out.
+
+    Raises:
+        TargetRefused, TargetLost: as everywhere.
+    """
     async with _opened(config, "skip") as (conn, slot_id):
         was_open = await asking.take_back(conn, config.target.state_schema, slot_id, lsn)
     if as_json:

@@ -30,7 +30,11 @@ _LSN_VARIABLE = "PARAPPLY_LSN"
 async def run(
     configs: Sequence[Config], lsn: int | None, timeout_s: float, command: Sequence[str], *, as_json: bool
 ) -> int:
-    """Take the snapshots and keep them; return the command's exit code, or 0."""
+    """Take the snapshots and keep them; return the command's exit code, or 0.
+
+    Raises:
+        ParapplyError, TargetRefused, TargetLost: as `ask.snapshots`.
+    """
     async with snapshots(configs, lsn=lsn, timeout_s=timeout_s) as taken:
         if as_json:
             click.echo(json.dumps([_document(one) for one in taken]))

@@ -125,7 +125,11 @@ async def go_on(
     found: state.SlotState,
     have_run: Collection[int] | None = None,
 ) -> bool:
-    """Copy the parts that an interrupted copy has left, and return whether any were left."""
+    """Copy the parts that an interrupted copy has left, and return whether any were left.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `begin`; the slot was begun without a copy.
+    """
     name, schema = config.source.slot, config.target.state_schema
     copy = _Copy(config, ends, options)
     await copy.check_not_cut_over(found.slot_id)
@@ -184,6 +188,9 @@ async def refresh(config: Config, options: CopyOptions) -> None:
 
     The daemon may run at the same time. It continues with all other tables; it pauses at a change that is later than
     the copy of its table, as long as that is under way.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost, LeaseHeld: as `init`.
     """
     schema = config.target.state_schema
     async with connect.open_both(config, "refresh") as ends:

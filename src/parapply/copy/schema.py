@@ -44,7 +44,11 @@ _MOST_LINES = 4
 
 
 def find_pg_dump(path: str | None) -> str:
-    """Return the program's path."""
+    """Return the program's path.
+
+    Raises:
+        ConfigError: the program is missing.
+    """
     found = shutil.which(path or "pg_dump")
     if found is None:
         raise ConfigError(

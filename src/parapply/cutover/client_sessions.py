@@ -39,7 +39,11 @@ class ClientSessions:
         return fence.COMMAND if self._command else fence.DATABASE
 
     async def keep_out(self, deadline_s: float) -> str:
-        """Keep them from the source, also behind a fence that stands, and return how, in words."""
+        """Keep them from the source, also behind a fence that stands, and return how, in words.
+
+        Raises:
+            SourceRefused, SourceLost, ParapplyError: as `fence.put_up` and `fence.end_writers`, or the command failed.
+        """
         if self._command:
             await fence.run_command(self._command, self._source, is_on=True)
             return "by --fence-command"

@@ -82,7 +82,11 @@ class Pooler:
                 await session.close()
 
     async def look(self) -> Entry:
-        """Return the database as it is now."""
+        """Return the database as it is now.
+
+        Raises:
+            ParapplyError: the console does not answer, or knows no such database.
+        """
         found = [one for one in await self._ask("SHOW DATABASES") if one.get("name") == self.database]
         if not found:
             raise ParapplyError(

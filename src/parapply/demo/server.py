@@ -88,7 +88,11 @@ class PgServer(Cluster):
     def dsn(
         self, dbname: str = "postgres", user: str = SUPERUSER, *, unix_socket: bool = False, **extra: str | int
     ) -> str:
-        """Return a connection string."""
+        """Return a connection string.
+
+        Raises:
+            DemoError: a Unix socket was asked for and the server has none.
+        """
         host = self.socket_dir if unix_socket else "127.0.0.1"
         if host is None:
             raise DemoError(f"The server {self.name} has no Unix socket.", hint="make it with unix_socket=True")

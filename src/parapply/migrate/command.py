@@ -58,7 +58,11 @@ _HARMLESS: Final = {MigrationStep.ROLES, MigrationStep.ANALYZE, MigrationStep.VI
 
 
 def migrate(config: Config, options: MigrateOptions) -> int:
-    """Run the steps that are left, and return the exit code."""
+    """Run the steps that are left, and return the exit code.
+
+    Raises:
+        ParapplyError: a step has failed; the same command goes on with it.
+    """
     screen = Screen(as_json=options.as_json)
     with screen.shown():
         return asyncio.run(run(config, options, screen, Access(Places(options.jobs, options.max_bytes_per_s))))

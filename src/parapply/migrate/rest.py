@@ -183,7 +183,11 @@ async def analyze(config: Config, counter: Counter, access: Access, tables: Sequ
 
 
 async def refresh_views(config: Config, counter: Counter, access: Access, views: Sequence[Name]) -> list[str]:
-    """Refresh materialized views, one after the other, as one may read another; return which are missing here."""
+    """Refresh materialized views, one after the other, as one may read another; return which are missing here.
+
+    Raises:
+        TargetRefused, TargetLost: those that are refreshed stay so.
+    """
     skipped: list[str] = []
 
     async def one(conn: Connection, name: Name) -> None:
