@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from parapply import connect, continuity, failpoints
+from parapply import connect, continuity, failpoints, sharing
 from parapply.commands import lifecycle
 from parapply.copy import left_out, slot_guard
 from parapply.copy import schema as schemas
@@ -294,6 +294,7 @@ async def _refresh(config: Config, options: CopyOptions) -> None:
     async with connect.open_both(config, "refresh") as ends:
         found, known, published = await _slot_tables(config, ends)
         tables = _chosen(config, options, known, published)
+        await sharing.claim(ends.source, ends.target, config, found.slot_id)
         left_out.say_schema_only(known)
         begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
         have_run = await _until_commands(config, ends, found.slot_id) if tables else None

@@ -42,7 +42,7 @@ import click
 import msgspec
 from psycopg import sql
 
-from parapply import connect, failpoints
+from parapply import connect, failpoints, sharing
 from parapply.config import HEAL_LIMIT_ROWS
 from parapply.continuity import kept_without_copy
 from parapply.copy import snapshot as snapshots
@@ -161,6 +161,7 @@ async def begin(
             f"the target knows nothing of slot {config.source.slot!r}", hint="run `parapply init --copy`"
         )
     await _own(config, ends, found.slot_id, lease_wait_s)
+    await sharing.claim(ends.source, ends.target, config, found.slot_id)
     facts = await refusals.with_timeline(ends.source, facts, config.source.login)
     # Read again: a daemon that has just ended may have applied more.
     known = await connect.known_position(
