@@ -313,6 +313,34 @@ def test_a_slot_without_constants_keeps_out(
     assert first.target.rows("SELECT count(*) FROM item WHERE tenant = 1") == [(20,)]
 
 
+@pytest.mark.parametrize("copies", [True, False], ids=["copied", "not_copied"])
+def test_a_table_that_gets_other_constants(
+    source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon, *,
+    copies: bool,
+) -> None:  # fmt: skip
+    """A table that moves to another tenant has its rows under the first: the daemon stops, until it is copied again."""
+    moved = {'mapping.schemas."t4".schema': "public", 'mapping.schemas."t4".set.tenant': "4"}
+    route = Route(source=source, target=new_target(), settings={**FAST, **_MAPPING, **moved})
+    if copies:
+        assert run_command(route, "init", "--copy").returncode == 0
+    else:
+        make_slot(route)
+    daemon = start_daemon(route)
+    source.execute("INSERT INTO t1.item VALUES (50, 'x', 'x')")
+    daemon.wait_caught_up()
+    source.execute("CREATE SCHEMA t4; ALTER TABLE t1.item SET SCHEMA t4; INSERT INTO t4.item VALUES (51, 'x', 'x')")
+    assert daemon.exit_code() == _TARGET_REFUSED
+    assert "t1.item became t4.item, which has other constants in [mapping]: its rows in target table" in daemon.failure
+    route.target.execute("DELETE FROM item WHERE tenant = 1")
+    done = run_command(route, "refresh", "--table", "t4.item", "--truncate")
+    assert done.returncode == 0, done.stderr
+    daemon = start_daemon(route)
+    source.execute("UPDATE t4.item SET v = 'later'")
+    daemon.wait_caught_up()
+    rows = route.target.rows("SELECT id, v FROM item WHERE tenant IN (1, 4)")
+    check_equal(source.rows("SELECT id, v FROM t4.item"), rows, "item")
+
+
 @pytest.mark.parametrize("comes", ["table", "slot"])
 def test_a_table_becomes_shared(
     source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon, comes: str

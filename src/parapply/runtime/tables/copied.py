@@ -318,10 +318,13 @@ class Copied:
         if relation.oid in self._gone or self._root(relation.oid) is not None:
             return True
         namesake = self._namesake(name)
-        if namesake is not None and namesake.source_oid is None:
+        if (namesake is not None and namesake.source_oid is None) or self._was_named(relation) != name:
             return False
         # One in the schema of our own progress may belong to another parapply, made since the publisher was read.
         return not (self.known.is_listed or name[0] == self._schema or self._why_left_out(name))
+
+    def _was_named(self, relation: Relation) -> Name:
+        return self.starts.name_of(relation.oid) or relation.full_name
 
     async def _settle(self, relation: Relation, *, may_be_missing: bool) -> None:
         name, oid = relation.full_name, relation.oid
@@ -331,6 +334,8 @@ class Copied:
             self.starts.leave_out(schemas)
             return
         row, namesake = self._row(oid), self._namesake(name)
+        if row is None:
+            self._check_constants(self._was_named(relation), name)
         if row is not None:
             await self._settle_known(relation, row)
         elif namesake is not None and namesake.source_oid is None:
@@ -415,8 +420,22 @@ class Copied:
         names |= await late_tables.names(self._source, oids)
         known = {row.source_oid: row.name for row in self.known.tables}
         changed = {oid: name for oid, name in names.items() if known.get(oid) != name}
+        for row in self.known.tables:
+            if row.source_oid is not None and not row.is_schema_only:
+                self._check_constants(row.name, changed.get(row.source_oid, row.name))
         async with self._control_pool.session() as conn:
             await copies.rename(conn, self._schema, self._slot_id, changed)
+
+    def _check_constants(self, before: Name, now: Name) -> None:
+        """Refuse a table that was renamed if its rows here have the constants of its name before."""
+        constants = self._mapping.constants_of(before)
+        if constants != self._mapping.constants_of(now):
+            name, given = ".".join(now), ", ".join([f"{column} = {text}" for column, text in constants.items()])
+            raise TargetRefused(
+                f"{'.'.join(before)} became {name}, which has other constants in [mapping]: its rows in target table"
+                f" {'.'.join(self._mapping.target_of(before))} have {given or 'none'}",
+                hint=f"delete these rows, run `parapply refresh --table {name} --truncate`, and start the daemon again",
+            )
 
     async def _marks(self) -> frozenset[str]:
         """Return the marks of the state; a state of an older version has none and gets the present marks."""
