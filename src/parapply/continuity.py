@@ -178,6 +178,10 @@ async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
         if oid in before and oid not in listed
         if (reason := publishing.why_incomplete("" if is_gap else before[oid], marks))
     }
+    # A partition that left a table whose rows are left out is published for the first time, and has rows.
+    roots = [row.source_oid for row in known.tables if row.is_schema_only and row.source_oid is not None]
+    parts = {part for oid in roots for part in publishing.new_partitions("", before.get(oid, ""))}
+    reasons |= dict.fromkeys(parts & now.keys() - before.keys() - listed, copies.WAS_SCHEMA_ONLY)
     names = await late_tables.names(source, reasons)
     for oid, name in names.items():
         await copies.settle(target, schema, slot_id, name, oid, reasons[oid])
