@@ -16,7 +16,7 @@ from parapply.target.state import copies
 from parapply.vocabulary import CopyState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from parapply.config import Config
     from parapply.plan.copy_starts import Name
@@ -150,6 +150,11 @@ def kept_without_copy(marks: Mapping[int, str]) -> list[str]:
     return [f"w{oid} {text}" for oid, text in marks.items()]
 
 
+def known_without_copy(kept: Collection[str] | None) -> dict[int, str]:
+    """Return how each table was published, by its OID, from the marks that were kept; empty if it was not."""
+    return {int(oid[1:]): marks for oid, _, marks in [text.partition(" ") for text in kept or ()]}
+
+
 async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
     source: Connection,
     target: settings.Connection,
@@ -166,14 +171,17 @@ async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
     """
     schema = config.target.state_schema
     listed = {row.source_oid for row in known.tables}
-    kept = await copies.load_marks(target, schema, slot_id)
-    before = {int(oid[1:]): marks for oid, _, marks in [text.partition(" ") for text in kept or ()]}
+    before = known_without_copy(await copies.load_marks(target, schema, slot_id))
     reasons = {
         oid: reason
         for oid, marks in now.items()
         if oid in before and oid not in listed
         if (reason := publishing.why_incomplete("" if is_gap else before[oid], marks))
     }
+    # A partition that left a table whose rows are left out is published for the first time, and has rows.
+    roots = [row.source_oid for row in known.tables if row.is_schema_only and row.source_oid is not None]
+    parts = {part for oid in roots for part in publishing.new_partitions("", before.get(oid, ""))}
+    reasons |= dict.fromkeys(parts & now.keys() - before.keys() - listed, copies.WAS_SCHEMA_ONLY)
     names = await late_tables.names(source, reasons)
     for oid, name in names.items():
         await copies.settle(target, schema, slot_id, name, oid, reasons[oid])

@@ -1,30 +1,38 @@
-"""Tables of the target in which a slot's rows have constants: a slot without constants must not write there.
+"""Tables of the target in which a slot's rows have constants: a slot whose rows are not apart must not write there.
 
-A TRUNCATE of its publisher would empty the whole table, and its changes could find rows of the others. So each slot
-notes in the state where its rows have constants, before it applies, and each one looks at what the others noted.
+A TRUNCATE of its publisher would empty the whole table, or remove the rows of the other one, and its changes could find
+them. So each slot notes in the state where its rows have constants, before it applies, and each one looks at the
+notes of others: when it begins, when one of them changes, and from time to time, because tables are published later.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
+from parapply.config_mapping import are_apart
 from parapply.errors import TargetRefused
 from parapply.source import slot
+from parapply.target.state import copies
 from parapply.target.state.schema import state_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from parapply.config import Config
     from parapply.plan.copy_starts import Name
     from parapply.target.session.settings import Connection
 
+#: Other slots and the constants of their rows, by the table on the target, as schema.table.
+Taken: TypeAlias = "Mapping[str, list[tuple[str, Mapping[str, str]]]]"
+
 #: Advice for each problem.
-HINT = "give this slot's rows constants in `set` of [mapping] as well, or `parapply drop` the other slot"
+HINT = "give this slot's rows other values of the same columns in `set` of [mapping], or `parapply drop` the other slot"
 
 
-async def others(conn: Connection, schema: str, slot_id: int) -> dict[str, str]:
-    """Return the slots whose rows have constants, by the tables on the target, as schema.table.
+async def others(conn: Connection, schema: str, slot_id: int) -> Taken:
+    """Return the slots whose rows have constants.
 
     Args:
         conn: session on the target, which has the state schema.
@@ -35,40 +43,64 @@ async def others(conn: Connection, schema: str, slot_id: int) -> dict[str, str]:
         TargetRefused, TargetLost: the state could not be read.
     """
     query = (
-        "SELECT place, slot_name FROM {s}.slots, LATERAL pg_catalog.unnest(constants_in) AS place"
-        " WHERE slot_id <> $1::int"
+        "SELECT slot_name, constants_in::text FROM {s}.slots WHERE slot_id <> $1::int AND constants_in <> '{{}}'"
+        " ORDER BY slot_id"
     )
-    return dict(await state_rows(conn, schema, "looking where rows of other slots have constants", query, [slot_id]))
+    taken: dict[str, list[tuple[str, Mapping[str, str]]]] = {}
+    for name, text in await state_rows(conn, schema, "looking where rows of others have constants", query, [slot_id]):
+        for place, several in msgspec.json.decode(text, type=dict[str, list[dict[str, str]]]).items():
+            taken.setdefault(place, []).extend([(name, one) for one in several])
+    return taken
 
 
-def problems(config: Config, names: Collection[Name], taken: dict[str, str]) -> list[str]:
+def problems(config: Config, names: Collection[Name], taken: Taken) -> list[str]:
     """Return why tables of the publisher may not be written, by what `others` returned; nothing if they may."""
     found = []
     for name in names:
-        place = ".".join(config.mapping.target_of(name))
-        if place in taken and not config.mapping.constants_of(name) and not config.mapping.is_schema_only(name):
+        place, mine = ".".join(config.mapping.target_of(name)), config.mapping.constants_of(name)
+        met = [slot_name for slot_name, theirs in taken.get(place, ()) if not are_apart([mine, theirs])]
+        if met and not config.mapping.is_schema_only(name):
+            given = ", ".join([f"{column} = {text}" for column, text in mine.items()])
             found.append(
-                f"target table {place} has rows of slot {taken[place]!r} with constants, and rows of {'.'.join(name)}"
-                " would have none"
+                f"target table {place} has rows of slot {met[0]!r} with constants, and rows of {'.'.join(name)}"
+                f" would {f'not be apart from them by {given}' if given else 'have none'}"
             )
     return found
 
 
-async def claim(source: slot.Connection, target: Connection, config: Config, slot_id: int) -> None:
-    """Note where this slot's rows have constants; refuse tables where only other slots' rows have them.
+def check(config: Config, names: Collection[Name], taken: Taken) -> None:
+    """Refuse tables whose rows would not be apart from the rows of another slot.
 
     Raises:
-        TargetRefused: there is one, or the state cannot be written.
+        TargetRefused: there is one.
+    """
+    if found := problems(config, names, taken):
+        raise TargetRefused(f"[mapping] lacks constants: {'; '.join(found)}", hint=HINT)
+
+
+async def claim(source: slot.Connection, target: Connection, config: Config, slot_id: int) -> Taken:
+    """Note where this slot's rows have constants, and call the others; return where theirs have them.
+
+    Raises:
+        TargetRefused: rows would not be apart from theirs, or the state cannot be written.
         SourceLost, TargetLost: an end cannot be asked.
     """
-    schema = config.target.state_schema
+    schema, mapping = config.target.state_schema, config.mapping
     taken = await others(target, schema, slot_id)
     # Without either nothing needs the publisher's tables, which may be many.
-    mine: list[str] = []
-    if taken or config.mapping.has_constants:
+    mine: dict[str, list[Mapping[str, str]]] = {}
+    if taken or mapping.has_constants:
         names = await slot.tables_to_expect(source, config.source.publications)
-        if found := problems(config, names, taken):
-            raise TargetRefused(f"[mapping] lacks constants: {'; '.join(found)}", hint=HINT)
-        mine = sorted({".".join(config.mapping.target_of(name)) for name in names if config.mapping.constants_of(name)})
-    query = "UPDATE {s}.slots SET constants_in = $2::text[] WHERE slot_id = $1::int AND constants_in <> $2::text[]"
-    await state_rows(target, schema, "noting where rows have constants", query, [slot_id, mine])
+        check(config, names, taken)
+        for name in sorted(names):
+            if (constants := mapping.constants_of(name)) and not mapping.is_schema_only(name):
+                mine.setdefault(".".join(mapping.target_of(name)), []).append(constants)
+    query = (
+        "UPDATE {s}.slots AS mine SET constants_in = $2::jsonb WHERE slot_id = $1::int AND constants_in <> $2::jsonb"
+        " RETURNING ARRAY(SELECT slot_id FROM {s}.slots AS one WHERE one.slot_id <> mine.slot_id)"
+    )
+    values = [slot_id, msgspec.json.encode(mine).decode()]
+    for (called,) in await state_rows(target, schema, "noting where rows have constants", query, values):
+        for other_id in called:
+            await copies.notify(target, other_id)
+    return taken

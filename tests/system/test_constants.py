@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -283,7 +284,10 @@ def test_what_could_meet_rows_of_others_is_refused(  # noqa: PLR0917  the case
 def test_a_slot_without_constants_keeps_out(
     source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:
-    """Its TRUNCATE would empty the table: `check`, `init` and a daemon name the slot that writes there with `set`."""
+    """Its TRUNCATE would empty the table: `check`, `init` and a daemon name the slot that writes there with `set`.
+
+    Neither may another slot have the same constants.
+    """
     own = {'mapping.schemas."t1".schema': "public", 'mapping.schemas."t1".set.tenant': "1"}
     source.execute("CREATE PUBLICATION one FOR TABLE t1.item; CREATE PUBLICATION two FOR TABLE t2.item")
     first = Route(source=source, target=new_target(), publication="one", settings={**FAST, **own})
@@ -293,10 +297,12 @@ def test_a_slot_without_constants_keeps_out(
         settings={**FAST, 'mapping.schemas."t2".schema': "public"},
     )  # fmt: skip
     words = f"target table public.item has rows of slot '{first.slot}' with constants, and rows of t2.item would"
-    for command in (("check",), ("init",)):
-        refused = run_command(second, *command)
-        assert words in " ".join((refused.stdout + refused.stderr).split())
-        assert refused.returncode == _TARGET_REFUSED
+    same = replace(second, settings={**second.settings, 'mapping.schemas."t2".set.tenant': "1"})
+    for route, end in ((second, " have none"), (same, " not be apart from them by tenant = 1")):
+        for command in (("check",), ("init",)):
+            refused = run_command(route, *command)
+            assert words + end in " ".join((refused.stdout + refused.stderr).split())
+            assert refused.returncode == _TARGET_REFUSED
     daemon = start_daemon(first)
     make_slot(second)
     source.execute("TRUNCATE t2.item")
@@ -304,6 +310,66 @@ def test_a_slot_without_constants_keeps_out(
     assert stopped.exit_code() == _TARGET_REFUSED
     assert words in stopped.log_tail()
     daemon.wait_caught_up()
+    assert first.target.rows("SELECT count(*) FROM item WHERE tenant = 1") == [(20,)]
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["copied", "not_copied"])
+def test_a_table_that_gets_other_constants(
+    source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon, *,
+    copies: bool,
+) -> None:  # fmt: skip
+    """A table that moves to another tenant has its rows under the first: the daemon stops, until it is copied again."""
+    moved = {'mapping.schemas."t4".schema': "public", 'mapping.schemas."t4".set.tenant': "4"}
+    route = Route(source=source, target=new_target(), settings={**FAST, **_MAPPING, **moved})
+    if copies:
+        assert run_command(route, "init", "--copy").returncode == 0
+    else:
+        make_slot(route)
+    daemon = start_daemon(route)
+    source.execute("INSERT INTO t1.item VALUES (50, 'x', 'x')")
+    daemon.wait_caught_up()
+    source.execute("CREATE SCHEMA t4; ALTER TABLE t1.item SET SCHEMA t4; INSERT INTO t4.item VALUES (51, 'x', 'x')")
+    assert daemon.exit_code() == _TARGET_REFUSED
+    assert "t1.item became t4.item, which has other constants in [mapping]: its rows in target table" in daemon.failure
+    route.target.execute("DELETE FROM item WHERE tenant = 1")
+    done = run_command(route, "refresh", "--table", "t4.item", "--truncate")
+    assert done.returncode == 0, done.stderr
+    daemon = start_daemon(route)
+    source.execute("UPDATE t4.item SET v = 'later'")
+    daemon.wait_caught_up()
+    rows = route.target.rows("SELECT id, v FROM item WHERE tenant IN (1, 4)")
+    check_equal(source.rows("SELECT id, v FROM t4.item"), rows, "item")
+
+
+@pytest.mark.parametrize("comes", ["table", "slot"])
+def test_a_table_becomes_shared(
+    source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon, comes: str
+) -> None:
+    """A table is published later, or a slot with `set` begins later: a daemon without it stops before its TRUNCATE."""
+    own = {'mapping.schemas."t1".schema': "public", 'mapping.schemas."t1".set.tenant': "1"}
+    source.execute("CREATE PUBLICATION one FOR TABLE t1.item; CREATE PUBLICATION two FOR TABLE t2.head")
+    first = Route(source=source, target=new_target(), publication="one", settings={**FAST, **own})
+    second = Route(
+        source=source, target=first.target, publication="two",
+        settings={**FAST, 'mapping.schemas."t2".schema': "public"},
+    )  # fmt: skip
+    make_slot(second)
+    if comes == "slot":
+        source.execute("ALTER PUBLICATION two ADD TABLE t2.item")
+    else:
+        assert run_command(first, "init", "--copy").returncode == 0
+    daemon = start_daemon(second)
+    daemon.wait_caught_up()
+    if comes == "slot":
+        assert run_command(first, "init", "--copy").returncode == 0
+    else:
+        source.execute("ALTER PUBLICATION two ADD TABLE t2.item; TRUNCATE t2.item")
+    assert daemon.exit_code() == _TARGET_REFUSED
+    words = f"target table public.item has rows of slot '{first.slot}' with constants, and rows of t2.item would have"
+    assert words in daemon.failure
+    for command in (("refresh", "--table", "t2.item", "--truncate"), ("heal",)):
+        refused = run_command(second, *command)
+        assert words in " ".join(refused.stderr.split())
     assert first.target.rows("SELECT count(*) FROM item WHERE tenant = 1") == [(20,)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -227,6 +228,42 @@ def test_tables_apart_stay_apart(
     assert target_db.rows("SELECT id FROM other") == [(2,)]
     states = target_db.rows("SELECT table_name, state FROM parapply.copies ORDER BY 1")
     assert states == [("held", "waiting"), ("item", "copied"), ("late", "copied"), ("other", "waiting")]
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["copied", "not_copied"])
+def test_tables_that_are_not_healed_wait(
+    source_db: Database, target_db: Database, start_daemon: StartDaemon, run_command: RunCommand, *, copies: bool
+) -> None:
+    """Applied tables that are not published, or left out, at the heal lack changes: none goes on as if it had them."""
+    tables = "CREATE TABLE item (id int PRIMARY KEY); CREATE TABLE log (id int PRIMARY KEY); CREATE TABLE big (id int)"
+    for database in (source_db, target_db):
+        database.execute(tables)
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    assert run_command(route, "init", *(["--copy"] if copies else [])).returncode == 0
+    writes = "INSERT INTO item VALUES ({0}); INSERT INTO log VALUES ({0}); INSERT INTO big VALUES ({0})"
+    daemon = start_daemon(route)
+    source_db.execute(writes.format(1))
+    daemon.wait_caught_up()
+    _lose(route, daemon)
+    source_db.execute(writes.format(2) + "; ALTER TABLE log SET UNLOGGED")
+    less = replace(route, settings={**FAST, "mapping.schema_only": "public.big"})
+    healed = run_command(less, "heal")
+    assert healed.returncode == 0, healed.stdout + healed.stderr
+    source_db.execute("ALTER TABLE log SET LOGGED")
+    daemon = start_daemon(route)
+    assert daemon.wait_for_event("table_waits", count=2)
+    source_db.execute(writes.format(3))
+    daemon.wait_caught_up()
+    check_equal(route, "item")
+    assert [target_db.rows(f"SELECT * FROM {one}") for one in ("big", "log")] == [[(1,)], [(1,)]]
+    waiting = target_db.rows("SELECT table_name FROM parapply.copies WHERE state = 'waiting' ORDER BY 1")
+    assert waiting == [("big",), ("log",)]
+    assert run_command(
+        route, "refresh", "--truncate", *(word for one in ("big", "log") for word in ("--table", f"public.{one}"))
+    ).returncode == 0  # fmt: skip
+    daemon.wait_caught_up()
+    check_equal(route, "item", "log", "big")
 
 
 def test_shapes_of_tables_are_healed(source_db: Database, target_db: Database, run_command: RunCommand) -> None:

@@ -11,7 +11,7 @@ from parapply.demo.binaries import find_binaries, find_program
 from parapply.source.ddl_queue import install_sql
 from parapply.vocabulary import SCHEMA_ONLY
 from tests.fixtures.endpoint import LISTEN, Endpoint
-from tests.fixtures.plain import FAST
+from tests.fixtures.plain import FAST, check_equal
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
@@ -129,6 +129,25 @@ def test_a_table_that_gets_rows_again_waits_for_a_copy(
     daemon.wait_caught_up()
     assert route.target.rows("SELECT count(*) FROM audit WHERE id IN (50, 51)") == [(0,)]
     daemon.wait_for_event("table_waits")
+
+
+def test_a_partition_that_leaves_one_waits(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
+    """It has rows that were left out, so a slot that was begun without a copy does not go on with it in the middle."""
+    assert run_command(route, "init").returncode == 0
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    assert run_command(route, "snapshot", "--", "true").returncode == 0
+    for database in (route.target, route.source):
+        database.execute("ALTER TABLE log DETACH PARTITION log_1")
+    assert "tables are not copied" in run_command(route, "snapshot", "--", "true").stderr
+    route.source.execute("INSERT INTO log_1 VALUES (2, 2)")
+    daemon.wait_caught_up()
+    assert daemon.wait_for_event("table_waits")["relation"] == "public.log_1"
+    assert route.target.rows("SELECT * FROM log_1") == [(7, 7)]
+    done = run_command(route, "refresh", "--table", "public.log_1", "--truncate")
+    assert done.returncode == 0, done.stderr
+    daemon.wait_caught_up()
+    check_equal(route, "log_1")
 
 
 def test_check_names_them_and_refuses_other_names(route: Route, run_command: RunCommand) -> None:

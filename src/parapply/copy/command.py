@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 import psycopg
 
-from parapply import connect, continuity, failpoints
+from parapply import connect, continuity, failpoints, sharing
 from parapply.commands import lifecycle
 from parapply.copy import left_out, slot_guard
 from parapply.copy import schema as schemas
@@ -197,6 +197,7 @@ async def refresh(config: Config, options: CopyOptions) -> None:
         copy = _Copy(config, ends, options)
         found, known, published = await copy.slot_tables()
         tables = copy.chosen(known, published)
+        await sharing.claim(ends.source, ends.target, config, found.slot_id)
         left_out.say_schema_only(known)
         begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
         have_run = await copy.until_commands(found.slot_id) if tables else None

@@ -42,9 +42,8 @@ import click
 import msgspec
 from psycopg import sql
 
-from parapply import connect, failpoints
+from parapply import connect, continuity, failpoints, sharing
 from parapply.config import HEAL_LIMIT_ROWS
-from parapply.continuity import kept_without_copy
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar
@@ -156,6 +155,9 @@ async def begin(
             f"the target knows nothing of slot {config.source.slot!r}", hint="run `parapply init --copy`"
         )
     await _own(config, ends, found.slot_id, lease_wait_s)
+    await sharing.claim(ends.source, ends.target, config, found.slot_id)
+    before = await copies.load(ends.target, config.target.state_schema, found.slot_id)
+    await continuity.leave_out(ends.source, ends.target, config, found.slot_id, before)
     facts = await refusals.with_timeline(ends.source, facts, config.source.login)
     # Read again: a daemon that has just ended may have applied more.
     known = await connect.known_position(
@@ -464,7 +466,9 @@ class HealRun:
         if is_listed:
             kept: Sequence[str] = await late_tables.marks(self._source, self._config.source.publications)
         else:
-            kept = kept_without_copy(marks)
+            # A table that is not published now lacks changes when it is published again.
+            before = continuity.known_without_copy(await copies.load_marks(self._target, schema, slot_id))
+            kept = continuity.kept_without_copy({**dict.fromkeys(before, ""), **marks})
         oids = {table.full_name: table.oid for table in tables.compared}
         with settings.target_errors("noting that the slot is healed"):
             async with self._target.transaction():

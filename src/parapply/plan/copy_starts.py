@@ -105,6 +105,10 @@ class CopyStarts:
     def _start_of(self, relation: Relation) -> Start:
         return self._start(relation.oid, relation.full_name)
 
+    def name_of(self, oid: int) -> Name | None:
+        """Return the name under which a table was announced last."""
+        return self._names.get(oid)
+
     def announce(self, relation: Relation) -> None:
         """Take a relation, before its changes are shown."""
         name = relation.full_name

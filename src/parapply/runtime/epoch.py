@@ -188,7 +188,9 @@ class Epoch:
             most_tables=ends.most_tables,
             notes_transactions=self._applylog_writer is not None and config.applylog.detail == "transaction",
         )
-        copied = Copied(config, ends.state, ends.source, ends.control_pool, tables=self._tables, known=ends.copies)
+        copied = Copied(
+            config, ends.state, ends.source, ends.control_pool, tables=self._tables, known=ends.copies, taken=ends.taken
+        )  # fmt: skip
         copied.starts.leave_out(ends.source_facts.state_schemas)
         self._admission = Admission(self._batcher, copied, self._two_phase, ends.state)
 

@@ -82,6 +82,7 @@ class Sessions(msgspec.Struct, frozen=True):
     most_tables: int  # of a batch, as the target's table of locks has room
     tracks_commits: bool  # the target knows when rows were written, and by which origin
     published: frozenset[str]  # of insert, update, delete, truncate
+    taken: sharing.Taken  # tables in which rows of other slots have constants
 
 
 class Connector:
@@ -156,7 +157,7 @@ class Connector:
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
             known = await copies.load(control, self._config.target.state_schema, slot_id)
-            await sharing.claim(source, control, self._config, slot_id)
+            taken = await sharing.claim(source, control, self._config, slot_id)
             known = await continuity.leave_out(source, control, self._config, slot_id, known)
             two_phase = self._config.source.two_phase and known.is_settled(found.low_lsn)
             streaming = self._streaming(source_facts)
@@ -193,7 +194,7 @@ class Connector:
             streaming=streaming, whole_until_lsn=self._whole_until_lsn, large_ends=self._large_ends,
             prepared=pending, copies=known, most_tables=max(1, server.lock_places // self._locked_part),
             awaits_two_phase=self._config.source.two_phase and not two_phase, tracks_commits=server.tracks_commits,
-            published=published,
+            published=published, taken=taken,
         )  # fmt: skip
 
     async def _tell_without_table(self, source: slot.Connection) -> None:

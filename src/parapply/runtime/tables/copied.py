@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from psycopg import sql
 
-from parapply import continuity
+from parapply import continuity, sharing
 from parapply.errors import TargetRefused
 from parapply.logs import get_logger
 from parapply.plan.copy_starts import NEVER, CopyStarts
@@ -82,6 +82,7 @@ class Copied:
         *,
         tables: TablePlans,
         known: Copies,
+        taken: sharing.Taken,
     ) -> None:
         """Start with the copied tables as read with the state.
 
@@ -92,6 +93,7 @@ class Copied:
             control_pool: sessions on the target.
             tables: informed of tables that are not applied.
             known: as read.
+            taken: tables in which rows of other slots have constants.
         """
         self._config = config
         self._publications = config.source.publications
@@ -111,6 +113,8 @@ class Copied:
         self._gone: set[int] = set()
         #: Announced under a name that the target does not have, and looked for under the publisher's name of now.
         self._sought: set[Relation] = set()
+        #: Written by looks; one is due as soon as a command calls and another slot has changed its own.
+        self._taken = taken
         self._know(known)
         self._lock = asyncio.Lock()
         self._clock = asyncio.get_running_loop().time
@@ -142,6 +146,10 @@ class Copied:
             return
         async with self._lock:
             await self._read()
+            if is_called:
+                async with self._control_pool.session() as conn:
+                    taken = await sharing.others(conn, self._schema, self._slot_id)
+                self._is_due = self._is_due or taken != self._taken
         self._next_read_s = began_s + min((self._clock() - began_s) / _READ_SHARE, _READ_S)
         self._tell()
 
@@ -163,6 +171,8 @@ class Copied:
             return
         is_first, self._looked_s, self._is_due = self._looked_s is None, now_s, False
         async with self._lock:
+            async with self._control_pool.session() as conn:
+                self._taken = await sharing.claim(self._source, conn, self._config, self._slot_id)
             await self._compare()
             await self._name_waiting()
             if self.known.is_listed and all(row.source_oid is not None for row in self.known.tables):
@@ -298,7 +308,9 @@ class Copied:
         name = relation.full_name
         if self.starts.leaves_out(name[0]):
             return True
-        if relation in self._tables.plans.refused and relation not in self._sought:
+        if sharing.problems(self._config, [name], self._taken) or (
+            relation in self._tables.plans.refused and relation not in self._sought
+        ):
             return False
         row = self._row(relation.oid)
         if row is not None:
@@ -306,18 +318,24 @@ class Copied:
         if relation.oid in self._gone or self._root(relation.oid) is not None:
             return True
         namesake = self._namesake(name)
-        if namesake is not None and namesake.source_oid is None:
+        if (namesake is not None and namesake.source_oid is None) or self._was_named(relation) != name:
             return False
         # One in the schema of our own progress may belong to another parapply, made since the publisher was read.
         return not (self.known.is_listed or name[0] == self._schema or self._why_left_out(name))
 
+    def _was_named(self, relation: Relation) -> Name:
+        return self.starts.name_of(relation.oid) or relation.full_name
+
     async def _settle(self, relation: Relation, *, may_be_missing: bool) -> None:
         name, oid = relation.full_name, relation.oid
+        sharing.check(self._config, [name], self._taken)
         if name[0] == self._schema and name[0] in (schemas := await state_schemas(self._source)):
             self._log.info("state_left_out", schemas=sorted(schemas))
             self.starts.leave_out(schemas)
             return
         row, namesake = self._row(oid), self._namesake(name)
+        if row is None:
+            self._check_constants(self._was_named(relation), name)
         if row is not None:
             await self._settle_known(relation, row)
         elif namesake is not None and namesake.source_oid is None:
@@ -402,8 +420,22 @@ class Copied:
         names |= await late_tables.names(self._source, oids)
         known = {row.source_oid: row.name for row in self.known.tables}
         changed = {oid: name for oid, name in names.items() if known.get(oid) != name}
+        for row in self.known.tables:
+            if row.source_oid is not None and not row.is_schema_only:
+                self._check_constants(row.name, changed.get(row.source_oid, row.name))
         async with self._control_pool.session() as conn:
             await copies.rename(conn, self._schema, self._slot_id, changed)
+
+    def _check_constants(self, before: Name, now: Name) -> None:
+        """Refuse a table that was renamed if its rows here have the constants of its name before."""
+        constants = self._mapping.constants_of(before)
+        if constants != self._mapping.constants_of(now):
+            name, given = ".".join(now), ", ".join([f"{column} = {text}" for column, text in constants.items()])
+            raise TargetRefused(
+                f"{'.'.join(before)} became {name}, which has other constants in [mapping]: its rows in target table"
+                f" {'.'.join(self._mapping.target_of(before))} have {given or 'none'}",
+                hint=f"delete these rows, run `parapply refresh --table {name} --truncate`, and start the daemon again",
+            )
 
     async def _marks(self) -> frozenset[str]:
         """Return the marks of the state; a state of an older version has none and gets the present marks."""

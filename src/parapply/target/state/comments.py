@@ -33,7 +33,7 @@ COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
             "version": "Version of the daemon.",
             "started_at": "When the daemon last connected to both ends.",
             "updated_at": "When this row was last written; an old time means that no daemon runs.",
-            "constants_in": "Tables of the target, as schema.table, in which its rows have constants (`set`).",
+            "constants_in": "Constants (`set`) of its rows, by the table of the target, as schema.table.",
             "copies_only": "Tables that are not in copies are not applied: parapply refresh copies them first.",
             "two_phase": "disabled, pending (wanted, not begun yet) or enabled: whether PREPARE is applied as such.",
             "reading": "How the slot is read, and why so: stream, or ranges (of WAL, with much to catch up).",

@@ -109,7 +109,7 @@ async def finish(  # noqa: PLR0913  the columns of a row
         lsn: of the snapshot that all tables were compared with.
         timeline: of the publisher.
         publications: that were compared.
-        source_oids: tables that were compared or copied, by the publisher's OIDs; others stay as they are noted.
+        source_oids: tables that were compared or copied, by the publisher's OIDs; others count as not published.
     """
     slots = in_schema(
         "UPDATE {s}.slots SET begin_lsn = $2::pg_lsn, lowest_lsn = $2::pg_lsn, highest_lsn = $2::pg_lsn,"
@@ -123,8 +123,14 @@ async def finish(  # noqa: PLR0913  the columns of a row
         " WHERE slot_id = $1::int AND source_oid = ANY ($3::bigint[])",
         schema,
     )
+    others = in_schema(
+        "UPDATE {s}.copies SET published_by = ''"
+        " WHERE slot_id = $1::int AND state = 'copied' AND source_oid <> ALL ($2::bigint[])",
+        schema,
+    )
     with target_errors("noting that the slot is healed"):
         values = [timeline, list(publications), DaemonState.STOPPED, "`parapply heal` is complete"]
         if not await rows(conn, slots, [slot_id, format_lsn(lsn), *values]):
             raise gone(slot_id)
         await rows(conn, tables, [slot_id, format_lsn(lsn), list(source_oids)])
+        await rows(conn, others, [slot_id, list(source_oids)])

@@ -1,4 +1,4 @@
--- The whole state schema, version 20. schema.py fills in its name, and comments.py has the comments on its objects.
+-- The whole state schema, version 21. schema.py fills in its name, and comments.py has the comments on its objects.
 CREATE SCHEMA IF NOT EXISTS {s};
 CREATE TABLE {s}.schema_version (
     version int NOT NULL,
@@ -37,7 +37,7 @@ CREATE TABLE {s}.slots (
     source_started_at timestamptz,
     heal_lsn pg_lsn,
     healed_at timestamptz,
-    constants_in text[] NOT NULL DEFAULT '{{}}',
+    constants_in jsonb NOT NULL DEFAULT '{{}}',
     UNIQUE (slot_name, system_identifier)
 ) WITH (fillfactor = 50);
 CREATE TABLE {s}.applied (
