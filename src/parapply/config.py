@@ -46,6 +46,8 @@ CATCH_UP_RANGE_BYTES = 64 * 1024 * 1024
 CATCH_UP_ENTER_BYTES = 4 * 1024 * 1024
 #: Seconds a stream runs at least before ranges are read again: far longer than both ends take to be opened again.
 CATCH_UP_PAUSE_S = 30.0
+#: Sessions at most that read a backlog at once: each is a decoder, so a processor of the publisher's.
+_MOST_READERS = 8
 #: Seconds between standby status updates: a sixth of PostgreSQL's default wal_sender_timeout (60 s), so that
 #: several may be late. The daemon lowers it where the publisher's timeout is shorter.
 STATUS_INTERVAL_S = 10.0
@@ -193,6 +195,7 @@ class SourceConfig(_End, frozen=True):
     catch_up_range_bytes: Annotated[int, Meta(ge=1024, le=1 << 34)] = CATCH_UP_RANGE_BYTES
     catch_up_enter_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = CATCH_UP_ENTER_BYTES
     catch_up_pause_s: Seconds = CATCH_UP_PAUSE_S
+    catch_up_readers: Annotated[int, Meta(ge=1, le=_MOST_READERS)] = 1
     status_interval_s: Interval = STATUS_INTERVAL_S
     receive_timeout_s: Interval = RECEIVE_TIMEOUT_S
     retained_wal_limit_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0

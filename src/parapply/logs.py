@@ -53,6 +53,7 @@ EVENTS: Final = {
     "server_untested": "warning: a server is newer than every version that this program was tested with; told once",
     "source_connected": "info: streaming from start_lsn",
     "catch_up_entered": "info: the backlog is read in ranges of WAL, from a copy of the slot; how much it is",
+    "catch_up_readers_reduced": "info: fewer sessions than source.catch_up_readers read ranges; how many, and why",
     "catch_up_left": "info: the stream goes on where the ranges ended; why",
     "catch_up_declined": "info: there is much to catch up, and the stream reads it; why",
     "stream_left": "info: the stream has fallen behind, and ranges are read instead; how far",

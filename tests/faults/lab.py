@@ -121,6 +121,7 @@ def draw_settings(chooser: random.Random) -> dict[str, str | float]:
         "target.synchronous_commit": chooser.choice(["off", "off", "on"]),
         "source.catch_up": chooser.choice(["auto", "auto", "off"]),
         "source.catch_up_range_bytes": chooser.choice([1 << 14, 1 << 16, 1 << 20]),
+        "source.catch_up_readers": chooser.choice([1, 1, 2, 4]),
         # Whatever there is to catch up.
         "source.catch_up_enter_bytes": 0,
     }

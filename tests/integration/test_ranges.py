@@ -6,6 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from parapply.errors import SourceLost
@@ -54,8 +55,12 @@ async def _reading(
     start_lsn = _start_lsn(database, name) if start_lsn is None else start_lsn
     plan = CatchUp(slot=name, start_lsn=start_lsn, options=range_options(version, ["p"], "any"), limits=limits)
     running = None
+
+    async def connect() -> slot.Connection:
+        return await slot.connect(Login(database.source_role_dsn), application_name="test", is_replication=True)
+
     try:
-        assert not await reader.catch_up(plan, lambda lsn: _command(version, name, lsn), 0)
+        assert not await reader.catch_up(plan, lambda lsn: _command(version, name, lsn), 1 << 30, connect)
         running = asyncio.create_task(reader.run(), name="reader")
         yield reader
     finally:
@@ -86,22 +91,30 @@ def _prepare(database: Database, *names: str) -> None:
 
 
 def _fill(database: Database, first: int, n_transactions: int) -> None:
-    """Commit inserts, updates and deletes: rows of all sizes, one far larger than any buffer."""
+    """Commit inserts, updates and deletes: rows of all sizes, one far larger than any buffer; and restart points."""
     with database.connect() as connection:
+        point = "SELECT pg_log_standby_snapshot()" if connection.info.server_version >= 160000 else "CHECKPOINT"
         for number in range(first, first + n_transactions):
             connection.execute(
                 f"BEGIN; INSERT INTO t SELECT {number} * 100 + g, repeat(md5(g::text), g) FROM generate_series(1, 40) g"
                 f"; UPDATE t SET v = 'new' WHERE id = {number} * 100 + 3; DELETE FROM t WHERE id = {number} * 100 + 4;"
                 " COMMIT".encode()
             )
+            if number % 4 == 0:
+                connection.execute(point.encode())
 
 
-@BOTH
+@pytest.mark.parametrize(
+    ("past_libpq", "readers"), [(True, 1), (False, 1), (True, 4), (False, 2)], ids=["plain", "libpq", "four", "two"]
+)
 @pytest.mark.pg_majors(15, 18)
 async def test_ranges_and_the_stream_after_them_give_the_frames_of_the_stream(
-    source_db: Database, *, past_libpq: bool
+    source_db: Database, *, past_libpq: bool, readers: int
 ) -> None:
-    """Byte by byte but for the send time: each transaction once, in order, across every range and the hand-over."""
+    """Byte by byte but for the send time: each transaction once, in order, across every range and the hand-over.
+
+    Several sessions give what one gives, also with ranges in the middle of a large row.
+    """
     names = f"{source_db.dbname}_a", f"{source_db.dbname}_b"
     _prepare(source_db, *names)
     _fill(source_db, 0, 40)
@@ -109,7 +122,9 @@ async def test_ranges_and_the_stream_after_them_give_the_frames_of_the_stream(
         "INSERT INTO t VALUES (-1, (SELECT string_agg(md5(g::text), '') FROM generate_series(1, 90000) g))"
     )
     _fill(source_db, 40, 20)
-    async with _reading(source_db, names[0], past_libpq=past_libpq) as reader:
+    range_bytes = _LIMITS.range_bytes if readers == 1 else 1 << 17
+    limits = msgspec.structs.replace(_LIMITS, readers=readers, range_bytes=range_bytes)
+    async with _reading(source_db, names[0], past_libpq=past_libpq, limits=limits) as reader:
         found = await _frames(reader, 61)
         assert reader.keepalive is not None or reader.reading is Reading.STREAM
         # Everything after the hand-over also comes once.
@@ -276,3 +291,13 @@ async def test_the_copy_begins_at_the_watermark(source_db: Database) -> None:
     async with _reading(source_db, name, past_libpq=True, start_lsn=parse_lsn(flush)) as reader:
         (first, *_) = [frame for frame in await _frames(reader, 1) if frame[17] == _COMMIT]
         assert int.from_bytes(first[-16:-8]) > parse_lsn(flush)
+
+
+async def test_restart_points_are_logged_by_a_role_that_may(source_db: Database) -> None:
+    """From version 16 on, as the script lets it; one that may not causes no error in the publisher's log."""
+    async with await slot.connect(Login(source_db.source_role_dsn), application_name="test") as connection:
+        has_function = connection.info.server_version >= 160000
+        assert await slot.log_running(connection) is has_function
+        if has_function:
+            source_db.execute(f'REVOKE EXECUTE ON FUNCTION pg_log_standby_snapshot() FROM "{source_db.source_role}"')
+            assert not await slot.log_running(connection)

@@ -8,6 +8,16 @@ import pytest
 
 from parapply import failpoints
 from parapply.model import parse_lsn
+from tests.fixtures.backlog import (
+    RANGES,
+    TABLES,
+    fill,
+    fill_long,
+    fill_more,
+    reason_declined,
+    reason_left,
+    stop_equal,
+)
 from tests.fixtures.databases import create_database
 from tests.fixtures.fan import QUICK
 from tests.fixtures.pair import Pair, pair
@@ -19,21 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.fixtures.daemon import Daemon, StartDaemon
+    from tests.fixtures.daemon import StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
 
 __all__ = ["pair"]
 
-TABLES = """
-CREATE TABLE a (id int PRIMARY KEY, v int, t text);
-CREATE TABLE b (id int PRIMARY KEY, a int REFERENCES a, v int);
-CREATE TABLE counters (id int PRIMARY KEY, n bigint NOT NULL);
-"""
-#: Ranges of a few dozen transactions, whatever there is to catch up.
-RANGES: dict[str, str | float] = {
-    "source.catch_up": "auto", "source.catch_up_range_bytes": 1 << 18, "source.catch_up_enter_bytes": 0,
-}  # fmt: skip
 # Small batches that are durable at once, and fewer bytes read ahead than `_MANY` transactions have: reading waits for
 # the target, so that the slot is moved on the way, however fast the publisher is.
 _STEPS: dict[str, str | float] = {
@@ -44,61 +45,6 @@ _MANY = 350
 _EITHER_ORDER = pytest.mark.parametrize("order", ["preserve", "relaxed"])
 
 
-def _fill(database: Database, first: int, n_transactions: int, *, n_rows: int = 6, width: int = 300) -> None:
-    """Commit small transactions that depend on each other, and a counter that shows each lost or doubled one.
-
-    Every 300 rows a restart point comes, which a publisher writes every 15 seconds. The server loops by itself, and so
-    plans each statement once.
-    """
-    with database.connect() as connection:
-        point = "SELECT pg_log_standby_snapshot()" if connection.info.server_version >= 160000 else "CHECKPOINT"
-        connection.execute("INSERT INTO counters VALUES (1, 0) ON CONFLICT DO NOTHING")
-        apart = 300 // n_rows
-        end = first + n_transactions
-        while first < end:
-            # Up to the next number that is a multiple.
-            last = min(-(-first // apart) * apart, end - 1)
-            connection.execute(
-                f"DO $$ BEGIN FOR i IN {first}..{last} LOOP INSERT INTO a SELECT i * 100 + g, g, repeat('x', {width})"
-                f" FROM generate_series(1, {n_rows}) g; INSERT INTO b VALUES (i, i * 100 + 1, 1); UPDATE counters"
-                " SET n = n * 7 % 1000003 + i; UPDATE a SET v = v + 1 WHERE id = i * 100 - 99;"
-                " DELETE FROM a WHERE id = i * 100 - 98; COMMIT; END LOOP; END $$".encode()
-            )
-            if last % apart == 0:
-                connection.execute(point.encode())
-            first = last + 1
-
-
-def _fill_more(database: Database, n_transactions: int) -> None:
-    """Commit more of them."""
-    _fill(database, _next(database), n_transactions)
-
-
-def _fill_long(database: Database, n_transactions: int) -> None:
-    """Commit transactions of 20 kB: as many ranges for a tenth of the commits."""
-    _fill(database, _next(database), n_transactions, n_rows=38, width=500)
-
-
-def _next(database: Database) -> int:
-    return int(database.rows("SELECT coalesce(max(id), 0) + 1 FROM b")[0][0])
-
-
-def _left(daemon: Daemon) -> str:
-    return str(daemon.wait_for_event("catch_up_left")["reason"])
-
-
-def _declined(daemon: Daemon) -> str:
-    return str(daemon.wait_for_event("catch_up_declined")["reason"])
-
-
-def _stop_equal(pair: Pair, daemon: Daemon) -> None:
-    daemon.wait_caught_up()
-    daemon.stop()
-    pair.check_equal()
-    # The copy ends with its connection.
-    pair.source.wait_until("SELECT count(*) = 1 FROM pg_replication_slots WHERE database = current_database()")
-
-
 @pytest.mark.pg_majors(15, 18)
 def test_a_backlog_is_read_in_ranges_and_the_stream_goes_on(pair: Pair, pg_major: int) -> None:
     """By a role with LOGIN and REPLICATION, in either order; what is committed in the meantime also comes once.
@@ -107,13 +53,13 @@ def test_a_backlog_is_read_in_ranges_and_the_stream_goes_on(pair: Pair, pg_major
     """
     order = "preserve" if pg_major == 15 else "relaxed"
     pair.create(TABLES)
-    _fill(pair.source, 1, 400)
+    fill(pair.source, 1, 400)
     daemon = pair.start(settings={**RANGES, "apply.commit_order": order})
-    _fill(pair.source, 401, 100)
-    assert _left(daemon) == "caught up"
+    fill(pair.source, 401, 100)
+    assert reason_left(daemon) == "caught up"
     pair.write("TRUNCATE b; INSERT INTO b VALUES (1, 40001, 2)")
-    _fill(pair.source, 501, 20)
-    _stop_equal(pair, daemon)
+    fill(pair.source, 501, 20)
+    stop_equal(pair, daemon)
 
 
 @pytest.mark.in_turn("order")
@@ -121,35 +67,35 @@ def test_a_backlog_is_read_in_ranges_and_the_stream_goes_on(pair: Pair, pg_major
 def test_a_stream_that_falls_behind_is_left_for_ranges(pair: Pair, order: str) -> None:
     """And taken up again, as often as it takes: each hand-over, either way, keeps every transaction once."""
     pair.create(TABLES)
-    _fill(pair.source, 1, 100)
+    fill(pair.source, 1, 100)
     # In long ranges: with short ones it would matter how far back the slot restarts.
     long = {"source.catch_up_range_bytes": 1 << 26, "source.catch_up_pause_s": 0}
     daemon = pair.start(settings={**RANGES, **long, "apply.commit_order": order})
     for number in (1, 2, 3):
-        _fill(pair.source, number * 1000, 100)
+        fill(pair.source, number * 1000, 100)
         daemon.wait_for_event("catch_up_left", count=number)
     assert "left for ranges" in daemon.wait_for_event("stream_left")["reason"]
     assert not daemon.events_of("source_lost")
-    _stop_equal(pair, daemon)
+    stop_equal(pair, daemon)
 
 
 def test_the_slot_never_passes_what_is_durable(pair: Pair, start_daemon: StartDaemon) -> None:
     """While no session streams, the slot moves every few ranges, and never past the watermark on the target's disk."""
     pair.create(TABLES)
-    _fill_long(pair.source, _MANY)
+    fill_long(pair.source, _MANY)
     before = pair.route.confirmed_flush_lsn()
     failpoint = {"PARAPPLY_FAILPOINT": f"{failpoints.SLOT_MOVED}:exit"}
     daemon = start_daemon(pair.route, settings={**QUICK, **_STEPS}, environ=failpoint)
     assert daemon.exit_code(60) == failpoints.EXIT_STATUS, daemon.log_tail()
     ((durable,),) = pair.target.rows("SELECT lowest_remote_lsn FROM parapply.progress")
     assert before < pair.route.confirmed_flush_lsn() <= parse_lsn(durable)
-    _stop_equal(pair, pair.start(settings=RANGES))
+    stop_equal(pair, pair.start(settings=RANGES))
 
 
 def test_a_run_that_ends_inside_ranges_moves_the_slot(pair: Pair, start_daemon: StartDaemon) -> None:
     """To what is durable, as the stream would have reported it: `--until` is for those who go on from there."""
     pair.create(TABLES)
-    _fill(pair.source, 1, 20)
+    fill(pair.source, 1, 20)
     ((until,),) = pair.source.rows("SELECT pg_current_wal_flush_lsn()")
     # More than is read ahead.
     text = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 12) AS i)"
@@ -162,7 +108,7 @@ def test_a_run_that_ends_inside_ranges_moves_the_slot(pair: Pair, start_daemon: 
     assert not daemon.events_of("catch_up_left")
     ((durable,),) = pair.target.rows("SELECT lowest_remote_lsn FROM parapply.progress")
     assert parse_lsn(until) <= pair.route.confirmed_flush_lsn() == parse_lsn(durable)
-    _stop_equal(pair, pair.start(settings=RANGES))
+    stop_equal(pair, pair.start(settings=RANGES))
 
 
 @pytest.mark.in_turn("order", "points")
@@ -184,13 +130,13 @@ def test_killed_inside_a_range_nothing_is_lost_or_doubled(
     Where the order is kept, the target knows one position: only what was read and what moves the slot matter.
     """
     pair.create(TABLES)
-    _fill_long(pair.source, _MANY)
+    fill_long(pair.source, _MANY)
     settings = {**QUICK, **_STEPS, "apply.commit_order": order}
     for point in points:
         daemon = start_daemon(pair.route, settings=settings, environ={"PARAPPLY_FAILPOINT": point})
         assert daemon.exit_code(60) == -9, f"{point}: {daemon.log_tail()}"
-        _fill_long(pair.source, 20)
-    _stop_equal(pair, pair.start(settings={**RANGES, "apply.commit_order": order}))
+        fill_long(pair.source, 20)
+    stop_equal(pair, pair.start(settings={**RANGES, "apply.commit_order": order}))
 
 
 @pytest.mark.crash
@@ -199,19 +145,19 @@ def test_a_connection_lost_inside_a_range_is_followed_by_ranges_or_the_stream(
 ) -> None:
     """Inside a range, whatever came before, the stream follows, which always makes progress; between two, ranges do."""
     pair.create(TABLES)
-    _fill_more(pair.source, 150)
+    fill_more(pair.source, 150)
     for point, then in (("range_part:raise-lost:6", "did not come to its end"), ("range_read:raise-lost:3", "")):
         settings = {**QUICK, **RANGES, "source.catch_up_range_bytes": 65_536}
         daemon = start_daemon(pair.route, settings=settings, environ={"PARAPPLY_FAILPOINT": point})
         daemon.wait_for_event("source_lost")
         if then:
-            assert then in _declined(daemon)
+            assert then in reason_declined(daemon)
         else:
             daemon.wait_for_event("catch_up_entered", count=2)
-        _fill_more(pair.source, 150)
-        _stop_equal(pair, daemon)
-        _fill_more(pair.source, 150)
-    _stop_equal(pair, pair.start(settings=RANGES))
+        fill_more(pair.source, 150)
+        stop_equal(pair, daemon)
+        fill_more(pair.source, 150)
+    stop_equal(pair, pair.start(settings=RANGES))
 
 
 @pytest.mark.crash
@@ -220,7 +166,7 @@ def test_a_network_cut_inside_a_range(
 ) -> None:
     """The next epoch goes on from what is on the target: nothing of a range that was not read whole counts."""
     pair.create(TABLES)
-    _fill(pair.source, 1, 200)
+    fill(pair.source, 1, 200)
     with CutProxy("127.0.0.1", int(pair.source.rows("SHOW port")[0][0])) as proxy:
         route = Route(
             source=source_db, target=target_db, slot=pair.route.slot, source_dsn=proxy.dsn(source_db.source_role_dsn)
@@ -230,8 +176,8 @@ def test_a_network_cut_inside_a_range(
         assert hit.wait(20)
         daemon.wait_for_event("source_lost")
         daemon.wait_caught_up()
-        _fill(pair.source, 201, 50)
-        _stop_equal(pair, daemon)
+        fill(pair.source, 201, 50)
+        stop_equal(pair, daemon)
 
 
 @pytest.mark.pg_majors(15, 18)
@@ -242,33 +188,33 @@ def test_a_transaction_in_progress_is_left_to_the_stream(pair: Pair) -> None:
     """
     pair.create(TABLES)
     stream_everything(pair.source)
-    _fill(pair.source, 1, 50)
+    fill(pair.source, 1, 50)
     with pair.source.connect() as open_one, pair.source.connect() as undone:
         for connection, first in ((open_one, 100_000), (undone, 200_000)):
             connection.execute("BEGIN")
             rows = f"SELECT g, 1, repeat('x', 100) FROM generate_series({first}, {first} + 3000) g"
             connection.execute(f"INSERT INTO a {rows}".encode())
-        _fill(pair.source, 51, 50)
+        fill(pair.source, 51, 50)
         daemon = pair.start(settings={**RANGES, "source.catch_up_range_bytes": 1 << 20})
-        assert _left(daemon) == "a transaction in progress is too large for a range"
+        assert reason_left(daemon) == "a transaction in progress is too large for a range"
         open_one.execute("COMMIT")
         undone.execute("ROLLBACK")
-    _fill(pair.source, 101, 20)
-    _stop_equal(pair, daemon)
+    fill(pair.source, 101, 20)
+    stop_equal(pair, daemon)
 
 
 def test_large_rows_send_it_to_the_stream(pair: Pair) -> None:
     """The gain of a range grows with messages, its cost with bytes; small rows in front do not hide that."""
     pair.create(TABLES)
-    _fill(pair.source, 1, 100)
+    fill(pair.source, 1, 100)
     pair.source.execute("ALTER TABLE b ADD body text; ALTER TABLE b ALTER body SET STORAGE external")
     with pair.source.connect() as connection:
         for number in range(60):
             connection.execute(f"INSERT INTO b VALUES (-{number}, NULL, 1, repeat('x', 8000))".encode())
     pair.target.execute("ALTER TABLE b ADD body text")
     daemon = pair.start(settings=RANGES)
-    assert _left(daemon) == "the rows are large"
-    _stop_equal(pair, daemon)
+    assert reason_left(daemon) == "the rows are large"
+    stop_equal(pair, daemon)
 
 
 @pytest.mark.pg_majors(15, 18)
@@ -277,17 +223,17 @@ def test_an_old_open_transaction_sends_it_to_the_stream(pair: Pair) -> None:
     pair.create(TABLES)
     with pair.source.connect() as old:
         old.execute("BEGIN; INSERT INTO a VALUES (-1, 1, 'old')")
-        _fill(pair.source, 1, 200)
+        fill(pair.source, 1, 200)
         near = {**RANGES, "source.catch_up_range_bytes": 16_384}
         daemon = pair.start(settings=near)
-        assert "restarts" in _left(daemon)
+        assert "restarts" in reason_left(daemon)
         daemon.wait_caught_up()
         daemon.stop()
-        _fill(pair.source, 201, 20)
+        fill(pair.source, 201, 20)
         daemon = pair.start(settings=near)
-        assert "restarts" in _declined(daemon)
+        assert "restarts" in reason_declined(daemon)
         old.execute("COMMIT")
-    _stop_equal(pair, daemon)
+    stop_equal(pair, daemon)
 
 
 def test_no_free_slot_is_no_error(own_servers: OwnServers, target_db: Database, start_daemon: StartDaemon) -> None:
@@ -295,11 +241,11 @@ def test_no_free_slot_is_no_error(own_servers: OwnServers, target_db: Database, 
     server = own_servers("publisher", settings={"max_replication_slots": 1})
     pair = Pair(create_database(server, "source"), target_db, start_daemon)
     pair.create(TABLES)
-    _fill(pair.source, 1, 100)
+    fill(pair.source, 1, 100)
     daemon = pair.start(settings=RANGES)
-    assert "all replication slots are in use" in _declined(daemon)
+    assert "all replication slots are in use" in reason_declined(daemon)
     assert not daemon.events_of("source_lost")
-    _stop_equal(pair, daemon)
+    stop_equal(pair, daemon)
 
 
 def test_a_refused_range_sends_it_to_the_stream(pair: Pair) -> None:
@@ -307,12 +253,12 @@ def test_a_refused_range_sends_it_to_the_stream(pair: Pair) -> None:
     pair.create(TABLES)
     role = f"{pair.source.source_role} IN DATABASE {pair.source.dbname}"
     pair.source.execute(f"ALTER ROLE {role} SET temp_file_limit = '1MB'")
-    _fill(pair.source, 1, 200)
+    fill(pair.source, 1, 200)
     pair.source.execute("INSERT INTO a SELECT -g, 1, repeat('x', 100000) FROM generate_series(1, 30) g")
-    _fill(pair.source, 201, 20)
+    fill(pair.source, 201, 20)
     daemon = pair.start(settings={**RANGES, "source.catch_up_range_bytes": 65_536})
-    assert "temp_file_limit" in _declined(daemon)
-    _stop_equal(pair, daemon)
+    assert "temp_file_limit" in reason_declined(daemon)
+    stop_equal(pair, daemon)
     (lost,) = daemon.events_of("source_lost")
     assert "was refused" in lost["error"]
     assert not daemon.events_of("catch_up_left")
@@ -326,7 +272,7 @@ def test_a_publisher_that_dies_inside_a_range(
     server = own_servers("publisher")
     pair = Pair(create_database(server, "source"), target_db, start_daemon)
     pair.create(TABLES)
-    _fill(pair.source, 1, 200)
+    fill(pair.source, 1, 200)
     environ = {"PARAPPLY_FAILPOINT": "range_part:hold:3", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
     settings = {**RANGES, "source.catch_up_range_bytes": 65_536}
     daemon = pair.start_only(settings=settings, environ=environ)
@@ -338,8 +284,8 @@ def test_a_publisher_that_dies_inside_a_range(
     held.unlink()
     daemon.wait_for_event("source_lost")
     server.start()
-    _fill(pair.source, 201, 50)
-    _stop_equal(pair, daemon)
+    fill(pair.source, 201, 50)
+    stop_equal(pair, daemon)
 
 
 def test_a_slot_with_two_phase_is_left_to_the_stream(own_servers: OwnServers, start_daemon: StartDaemon) -> None:
@@ -347,13 +293,13 @@ def test_a_slot_with_two_phase_is_left_to_the_stream(own_servers: OwnServers, st
     server = own_servers("both", settings={"max_prepared_transactions": 10})
     pair = Pair(create_database(server, "source"), create_database(server, "target"), start_daemon)
     pair.create(TABLES)
-    _fill(pair.source, 1, 100)
+    fill(pair.source, 1, 100)
     pair.write("BEGIN; INSERT INTO a VALUES (-1, 1, 'p'); PREPARE TRANSACTION 'p'")
     daemon = pair.start(settings={**RANGES, "source.two_phase": "true"})
-    assert "prepared" in _declined(daemon)
+    assert "prepared" in reason_declined(daemon)
     daemon.wait_caught_up()
     pair.write("COMMIT PREPARED 'p'")
-    _stop_equal(pair, daemon)
+    stop_equal(pair, daemon)
 
 
 @pytest.mark.pg_majors(18)
@@ -363,10 +309,10 @@ def test_a_failover_slot_is_left_to_the_stream(pair: Pair) -> None:
     slot = pair.route.slot
     pair.source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
     pair.source.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput', false, false, true)")
-    _fill(pair.source, 1, 100)
+    fill(pair.source, 1, 100)
     daemon = pair.start(settings=RANGES)
-    assert "failover" in _declined(daemon)
-    _stop_equal(pair, daemon)
+    assert "failover" in reason_declined(daemon)
+    stop_equal(pair, daemon)
 
 
 def test_settings_of_the_role_hold_nothing_up(pair: Pair) -> None:
@@ -377,10 +323,10 @@ def test_settings_of_the_role_hold_nothing_up(pair: Pair) -> None:
                     "idle_in_transaction_session_timeout = '1ms'", "default_transaction_read_only = on",
                     "standard_conforming_strings = off", "lock_timeout = '1ms'"):  # fmt: skip
         pair.source.execute(f"ALTER ROLE {role} IN DATABASE {pair.source.dbname} SET {setting}")
-    _fill(pair.source, 1, 100)
+    fill(pair.source, 1, 100)
     daemon = pair.start(settings=RANGES)
-    assert _left(daemon) == "caught up"
-    _stop_equal(pair, daemon)
+    assert reason_left(daemon) == "caught up"
+    stop_equal(pair, daemon)
 
 
 def test_a_range_covers_wal_and_not_changes(pair: Pair) -> None:
@@ -407,7 +353,7 @@ def test_a_slot_moved_between_the_check_and_the_start(
     """PostgreSQL begins at the slot's later position without a word: the gap is noticed, and refused (exit 3)."""
     pair.create(TABLES)
     pair.drain()
-    _fill(pair.source, 1, 20)
+    fill(pair.source, 1, 20)
     with CutProxy("127.0.0.1", int(pair.source.rows("SHOW port")[0][0])) as proxy:
         source_dsn = proxy.dsn(pair.source.source_role_dsn)
         route = Route(source=pair.source, target=pair.target, slot=pair.route.slot, source_dsn=source_dsn)
@@ -419,10 +365,10 @@ def test_a_slot_moved_between_the_check_and_the_start(
         pair.check_stopped(daemon, code=3, says="starts at .* read by another process")
 
 
-def test_a_publisher_that_falls_silent_in_a_range_is_left(pair: Pair, start_daemon: StartDaemon) -> None:
+def test_a_publisher_that_falls_silent_in_a_range_isreason_left(pair: Pair, start_daemon: StartDaemon) -> None:
     """A half-open way, through which TCP still answers: neither the range nor the monitor's question gets an answer."""
     pair.create(TABLES)
-    _fill(pair.source, 1, 40)
+    fill(pair.source, 1, 40)
     with CutProxy("127.0.0.1", int(pair.source.rows("SHOW port")[0][0])) as proxy:
         source_dsn = proxy.dsn(pair.source.source_role_dsn)
         route = Route(source=pair.source, target=pair.target, slot=pair.route.slot, source_dsn=source_dsn)

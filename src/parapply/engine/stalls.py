@@ -213,3 +213,31 @@ class FallingBehind:
         self._n_behind = self._n_behind + 1 if lag_bytes >= self._behind_bytes else 0
         is_over = self._n_behind >= _CHECKS and now_s - self._streaming_since_s >= self._pause_s
         return lag_bytes if is_over else None
+
+
+class RestartPoints:
+    """When the publisher is asked to log its running transactions: later readers can begin to decode there.
+
+    It does that every 15 seconds, and what is written in between is decoded from the last such point on.
+    """
+
+    def __init__(self, apart_bytes: int) -> None:
+        """Ask for points at least so many bytes of WAL apart, while at least so much is to be caught up."""
+        self._apart_bytes = apart_bytes
+        self._last_lsn: int | None = None
+
+    def is_due(self, source_lsn: int | None, received_lsn: int) -> bool:
+        """Return, once for each point, whether to ask.
+
+        Args:
+            source_lsn: where the publisher is; None: not known yet.
+            received_lsn: where the reader is.
+        """
+        if source_lsn is None:
+            return False
+        if self._last_lsn is None:
+            self._last_lsn = source_lsn
+        is_due = min(source_lsn - received_lsn, source_lsn - self._last_lsn) >= self._apart_bytes
+        if is_due:
+            self._last_lsn = source_lsn
+        return is_due

@@ -245,10 +245,13 @@ class Epoch:
             slot_name=config.source.slot,
             stall_check_s=config.apply.stall_check_s,
         )
+        limits = range_limits(config)
         behind = CatchUpWatch(
             self._batcher,
             self._streams,
-            behind_bytes=behind_bytes(ends.source_facts, range_limits(config)),
+            self._log_running,
+            limits=limits,
+            behind_bytes=behind_bytes(ends.source_facts, limits),
             pause_s=config.source.catch_up_pause_s,
         )
         login = config.source.login
@@ -298,6 +301,10 @@ class Epoch:
             "later-commands": self._later.run,
         }
         return {**parts, "sequences": SequenceCarrier(config).run} if config.sequences.interval_s else parts
+
+    async def _log_running(self) -> bool:
+        # Without ranges the other end may be the files of a capture, and the session the target's.
+        return self._config.source.catch_up != "off" and await slot.log_running(self._ends.source)
 
     @property
     def low_lsn(self) -> int:

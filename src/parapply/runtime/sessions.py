@@ -428,18 +428,20 @@ class Connector:
     async def _connect_stream(
         self, stack: AsyncExitStack, asked: slot.Connection, facts: slot.SourceFacts
     ) -> SlotStream:
+        name = self._config.source.slot
+        stream = CatchUpStream(await self._connect_decoder(facts), lambda: slot.read_slot(asked, name))
+        stack.push_async_callback(stream.close)
+        return stream
+
+    async def _connect_decoder(self, facts: slot.SourceFacts) -> slot.Connection:
         source = self._config.source
-        streams = self._streaming(facts) != "off"
-        is_less = source.decoding_memory_bytes < facts.decoding_memory_bytes
-        connection = await slot.connect(
+        lowers = self._streaming(facts) != "off" and source.decoding_memory_bytes < facts.decoding_memory_bytes
+        return await slot.connect(
             source.login,
             application_name=source.slot,
             is_replication=True,
-            decoding_memory_bytes=source.decoding_memory_bytes if streams and is_less else 0,
+            decoding_memory_bytes=source.decoding_memory_bytes if lowers else 0,
         )
-        stream = CatchUpStream(connection, lambda: slot.read_slot(asked, source.slot))
-        stack.push_async_callback(stream.close)
-        return stream
 
     async def _start(  # noqa: PLR0913  one place calls it
         self,
@@ -557,7 +559,7 @@ class Connector:
             )
             self._ranges_from_lsn = found.resume_lsn
             self._last_reader = stream
-            reason = await stream.catch_up(plan, command, lag_bytes)
+            reason = await stream.catch_up(plan, command, lag_bytes, lambda: self._connect_decoder(facts))
         if reason and lag_bytes >= limits.enter_bytes:
             self._log.info("catch_up_declined", reason=reason, size_bytes=lag_bytes)
         return reason

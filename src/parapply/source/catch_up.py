@@ -3,7 +3,7 @@
 A walsender sends every change as a separate message, which with small changes costs it more than decoding does. So a
 large backlog may be read by a query over the same slot's changes, `pg_logical_slot_get_binary_changes`, range after
 range, from a temporary copy of the slot; the stream takes over where the last range ended. The copy may be consumed
-freely: the slot itself is moved only to what is durable on the target.
+freely: the slot itself is moved only to what is durable on the target. Several sessions may read a range each.
 
 Source: PostgreSQL manual, "Replication Management Functions"; `src/backend/replication/logical/logicalfuncs.c`.
 """
@@ -56,6 +56,13 @@ _LARGEST = 4
 #: a backlog took a sixth longer as a stream, with 2.2 kB (0.75) a tenth less, with 4 kB (1.4) as long.
 _LARGE_MESSAGE_BYTES = 600
 _MEGABYTE = 1024 * 1024
+#: Ranges end at multiples of this. A commit record begins on one side of such a position for everybody who reads: every
+#: size of a WAL page divides it or is a multiple of it, so it lies in no page's header, across which a reader would go
+#: on to the next record although the position is behind it.
+_CUT_BYTES = 8192
+#: With several readers the WAL before a range is read once more, without decoding, at about a tenth of what the range
+#: costs, byte for byte. Where the restart point is further back than this many ranges, only one reads.
+_NEAR_RANGES = 2
 #: Bytes of WAL to catch up at which the stream takes over: it reads them in a few hundredths of a second.
 _LEAVE_BYTES = 4 * 1024 * 1024
 #: Part of the memory limit for changes read from ranges and in no batch yet.
@@ -80,6 +87,20 @@ class RangeLimits(msgspec.Struct, frozen=True, kw_only=True):
     enter_bytes: int  # to catch up at least
     leave_bytes: int  # to catch up at most, and the stream takes over
     buffer_bytes: int  # of changes that have come and are not applied; above, nothing is read
+    readers: int = 1  # sessions that read a range each
+
+    @property
+    def point_bytes(self) -> int:
+        """Return the bytes of WAL between restart points that are asked for: a few in each range."""
+        return self.range_bytes // _RESTART_RATIO
+
+    def readers_of(self, lag_bytes: int) -> int:
+        """Return the number of sessions for so much to catch up: each has a whole range at least."""
+        return min(self.readers, 1 + lag_bytes // self.range_bytes)
+
+    def is_near(self, restart_bytes: int) -> bool:
+        """Return whether a restart point lies so near before a range that another session may read the next one."""
+        return restart_bytes <= _NEAR_RANGES * self.range_bytes
 
     def is_far(self, restart_bytes: int) -> bool:
         """Return whether a restart point lies so far before a range that the stream costs the publisher less."""
@@ -96,6 +117,12 @@ class RangeLimits(msgspec.Struct, frozen=True, kw_only=True):
         length = max(grown, min(restart_bytes // _RESTART_RATIO, _LARGEST * self.range_bytes), 1)
         return left_bytes if length < left_bytes <= length + self.leave_bytes else length
 
+    def next_end(self, position: RangePosition) -> int:
+        """Return where the range ends that begins at a position; with nothing left it is empty."""
+        end_lsn = position.copy_lsn + self.next_bytes(position.restart_bytes, position.left_bytes)
+        cut_lsn = min(-(-end_lsn // _CUT_BYTES) * _CUT_BYTES, _last_cut(position.flush_lsn))
+        return max(cut_lsn, position.copy_lsn)
+
 
 def range_limits(config: Config) -> RangeLimits:
     """Return how ranges of WAL are read by a configuration."""
@@ -105,6 +132,7 @@ def range_limits(config: Config) -> RangeLimits:
         enter_bytes=source.catch_up_enter_bytes,
         leave_bytes=min(_LEAVE_BYTES, source.catch_up_enter_bytes),
         buffer_bytes=config.apply.memory_limit_bytes // _RANGES_PART,
+        readers=source.catch_up_readers,
     )
 
 
@@ -129,8 +157,8 @@ class RangePosition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left_bytes(self) -> int:
-        """Return the bytes of WAL to catch up."""
-        return max(0, self.flush_lsn - self.copy_lsn)
+        """Return the bytes of WAL to catch up that a range may have."""
+        return max(0, _last_cut(self.flush_lsn) - self.copy_lsn)
 
     @property
     def restart_bytes(self) -> int:
@@ -198,19 +226,23 @@ def far_reason(restart_bytes: int) -> str:
     return f"the slot restarts {restart_bytes // _MEGABYTE} MB before its position, which each range decodes again"
 
 
-def why_leave(position: RangePosition, limits: RangeLimits, *, before_lsn: int, message_bytes: int) -> str:
-    """Return why the stream takes over after a range; empty: the next range follows.
+def _last_cut(lsn: int) -> int:
+    return lsn // _CUT_BYTES * _CUT_BYTES
+
+
+def why_leave(position: RangePosition, limits: RangeLimits, *, end_lsn: int = 0, message_bytes: int = 0) -> str:
+    """Return why the stream takes over; empty: the next range follows.
 
     Args:
-        position: after the range.
+        position: before the next range.
         limits: as configured.
-        before_lsn: the copy's position before the range.
-        message_bytes: of a message of the range, on average.
+        end_lsn: of the last range, as it was asked for.
+        message_bytes: of a message of the last range, on average.
     """
     if position.left_bytes <= limits.leave_bytes:
         return CAUGHT_UP
-    if position.copy_lsn <= before_lsn:
-        return "a range brought nothing on"
+    if position.copy_lsn < end_lsn:
+        return "a range came to no end"
     if message_bytes > _LARGE_MESSAGE_BYTES:
         return LARGE
     return far_reason(position.restart_bytes) if limits.is_far(position.restart_bytes) else ""

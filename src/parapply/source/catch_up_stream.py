@@ -1,37 +1,42 @@
 """Reads a slot: in ranges of WAL while there is much to catch up, then as a stream. Both give the same messages.
 
-`run` is the only part that waits; the runtime starts it as a task. Everything else is called by intake and progress, as
-if there were a stream from the beginning.
+`run` is the only part that waits; the runtime starts it as a task, in which each reader of ranges is one. Everything
+else is called by intake and progress, as if there were a stream from the beginning.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from parapply import failpoints
-from parapply.errors import SlotBusy, SourceLost
+from parapply.errors import ParapplyError, SlotBusy, SourceLost
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.quoting import literal
 from parapply.source.failover import check_same
-from parapply.source.ranges import WalRanges
+from parapply.source.range_order import RangeOrder
+from parapply.source.ranges import CopyRefused, RangeFront, RangeReader
 from parapply.source.slot import source_errors
 from parapply.source.stream import ReplicationStream
+from parapply.source.transport import transport_of
+from parapply.tasks import end_tasks
 from parapply.vocabulary import Reading
-from parapply.wire.frames import Keepalive
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from parapply.source.catch_up import CatchUp
+    from parapply.source.range_order import RangesEnd
     from parapply.source.slot import Connection, SlotFacts, SourceFacts
+    from parapply.wire.frames import Keepalive
 
 
 class CatchUpStream:
-    """One connection that reads one slot. Only the leader uses it."""
+    """One connection that reads one slot, with others beside it for ranges. Only the leader uses it."""
 
     def __init__(
         self, connection: Connection, look: Callable[[], Awaitable[SlotFacts | None]], *, past_libpq: bool = True
@@ -42,16 +47,21 @@ class CatchUpStream:
         """
         self._connection = connection
         self._look = look
+        self._past_libpq = past_libpq
         self._stream = ReplicationStream(connection, past_libpq=past_libpq)
         self._loop = asyncio.get_running_loop()
         self._log = get_logger()
+        self._facts: SourceFacts | None = None
         self._plan: CatchUp | None = None
-        self._ranges: WalRanges | None = None
+        self._front: RangeFront | None = None
+        #: The one of this connection first.
+        self._readers: list[RangeReader] = []
+        self._n_readers = 1
+        self._connect: Callable[[], Awaitable[Connection]] | None = None
         self._command: Callable[[int], str] | None = None
-        #: Frames of ranges that have come, with their bytes on the wire; and after each range its end.
-        self._held: deque[tuple[list[bytes], int] | Keepalive] = deque()
-        self._held_bytes = 0
-        self._has_room = asyncio.Event()
+        self._order = RangeOrder(0)
+        #: Set when a reader that waits for the others, or for room, must look again.
+        self._has_changed = asyncio.Event()
         #: Readable as long as something is held: what waits for it sees what it would of the stream's own socket.
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
@@ -92,7 +102,7 @@ class CatchUpStream:
     @property
     def is_drained(self) -> bool:
         """Return whether the last `drain` took everything that had come."""
-        return not self._held and (not self._is_streaming or self._stream.is_drained)
+        return not self._order.holds and (not self._is_streaming or self._stream.is_drained)
 
     @property
     def gathers(self) -> bool:
@@ -100,7 +110,7 @@ class CatchUpStream:
 
         Messages of ranges come into memory without it, and clients whose commits wait write nothing more.
         """
-        return self._is_streaming and not self._held and not self.is_synchronous
+        return self._is_streaming and not self._order.holds and not self.is_synchronous
 
     @property
     def waiting_bytes(self) -> int:
@@ -110,20 +120,21 @@ class CatchUpStream:
     @property
     def confirmed_flush_lsn(self) -> int:
         """Return the LSN that was last reported to the slot, and never goes back."""
-        return max(self._stream.confirmed_flush_lsn, self._ranges.slot_lsn if self._ranges else 0)
+        return max(self._stream.confirmed_flush_lsn, self._front.slot_lsn if self._front else 0)
 
     @property
     def is_unfinished(self) -> bool:
-        """Return whether the range last asked for did not come to its end: another attempt may end the same way."""
-        return self.reading is Reading.RANGES and self._ranges is not None and self._ranges.is_unfinished
+        """Return whether a range that was asked for did not come to its end: another attempt may end the same way."""
+        return self.reading is Reading.RANGES and any(reader.is_unfinished for reader in self._readers)
 
     @property
     def refusal(self) -> str:
         """Return why the publisher refused a query of a range, for people; empty: it refused none."""
-        return self._ranges.refusal if self._ranges is not None else ""
+        return next((reader.refusal for reader in self._readers if reader.refusal), "")
 
     async def check_same(self, facts: SourceFacts) -> None:
         """Make sure, before `start` and `catch_up`, that the connection leads to a server; as `failover.check_same`."""
+        self._facts = facts
         await check_same(self._connection, facts)
 
     async def claim(self, slot_name: str, own_pid: int = 0) -> None:
@@ -177,24 +188,42 @@ class CatchUpStream:
             raise SourceLost("the slot was moved by another reader before the stream began.")
         self._is_streaming = True
 
-    async def catch_up(self, plan: CatchUp, command: Callable[[int], str], lag_bytes: int) -> str:
+    async def catch_up(
+        self,
+        plan: CatchUp,
+        command: Callable[[int], str],
+        lag_bytes: int,
+        connect: Callable[[], Awaitable[Connection]] | None = None,
+    ) -> str:
         """Ask for the first range; return why that cannot be, empty if it is under way and `run` will read it.
 
         Args:
             plan: what to read.
             command: makes the START_REPLICATION for the LSN where the ranges end.
             lag_bytes: of WAL to catch up.
+            connect: opens another connection like this one, for another reader; None: this one reads alone.
 
         Raises:
             SourceLost: the connection ended, or is of no use after a refused query, with `refusal`.
         """
-        ranges = self._ranges = WalRanges(self._connection, self._stream.transport, plan)
-        reason = await ranges.begin()
-        if not reason:
-            self._plan, self._command = plan, command
-            self.reading, self.reason = Reading.RANGES, f"{lag_bytes // (1024 * 1024)} MB of WAL to catch up"
-            self._log.info("catch_up_entered", start_lsn=format_lsn(plan.start_lsn), size_bytes=lag_bytes)
-        return reason
+        front = self._front = RangeFront(plan)
+        first = RangeReader(self._connection, self._stream.transport, plan, front)
+        self._readers = [first]
+        try:
+            async with front.lock:
+                end = await first.ask(0)
+        except CopyRefused as refused:
+            return str(refused)
+        if end is not None:
+            await first.leave()
+            return end.reason
+        self._plan, self._command, self._connect = plan, command, connect
+        self._order = RangeOrder(plan.limits.buffer_bytes)
+        self._order.begin()
+        self._n_readers = plan.limits.readers_of(lag_bytes) if connect is not None else 1
+        self.reading, self.reason = Reading.RANGES, f"{lag_bytes // (1024 * 1024)} MB of WAL to catch up"
+        self._log.info("catch_up_entered", start_lsn=format_lsn(plan.start_lsn), size_bytes=lag_bytes)
+        return ""
 
     async def run(self) -> None:
         """Read ranges to their end, start the stream there, and wait to be cancelled.
@@ -203,47 +232,124 @@ class CatchUpStream:
             SourceLost: the connection ended, or is of no use after a refused range, with `refusal`.
             SlotBusy, SourceRefused: the stream did not start.
         """
-        if self._ranges is not None and not self._is_streaming:
-            await self._read_ranges(self._ranges)
+        if self._plan is not None and not self._is_streaming:
+            beside = [self._read_beside(self._plan, number) for number in range(2, self._n_readers + 1)]
+            tasks = [asyncio.create_task(work, name="ranges") for work in (self._read_first(self._plan), *beside)]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                await end_tasks(tasks)
         await asyncio.Event().wait()
 
-    async def _read_ranges(self, ranges: WalRanges) -> None:
-        assert self._plan is not None
+    async def _read_first(self, plan: CatchUp) -> None:
         assert self._command is not None
-        while True:
-            end_lsn, reason = await ranges.read(self._take)
-            if self._stream.transport.has_gap:
-                self._stream.note_gap(end_lsn)
-            self._hold(Keepalive(end_lsn=end_lsn, send_time_us=0, reply_requested=False))
-            if reason:
-                break
-            await self._wait_for_room()
-            await ranges.ask(self._durable_lsn)
-        await ranges.leave()
+        first = self._readers[0]
+        try:
+            await self._read_ranges(first, 0)
+        except CopyRefused as refused:
+            raise first.refused(refused) from refused
+        await self._until(lambda: self._order.outcome is not None)
+        assert self._order.outcome is not None
+        end_lsn, reason = self._order.outcome
+        await first.leave()
         failpoints.probe(failpoints.HANDED_OVER)
-        start_lsn = self._ranges_end_lsn = max(end_lsn, self._plan.start_lsn)
+        start_lsn = self._ranges_end_lsn = max(end_lsn, plan.start_lsn)
         await self.start(self._command(start_lsn), start_lsn, reason)
-        self._log.info("catch_up_left", start_lsn=format_lsn(start_lsn), reason=reason, n_ranges=ranges.n_read)
+        n_ranges = [reader.n_read for reader in self._readers if reader.n_read]
+        self._log.info(
+            "catch_up_left",
+            start_lsn=format_lsn(start_lsn),
+            reason=reason,
+            n_ranges=sum(n_ranges),
+            n_readers=len(n_ranges),
+        )
         self._listen()
 
-    async def _take(self, frames: list[bytes], n_bytes: int) -> None:
-        self._held_bytes += n_bytes
-        self._hold((frames, n_bytes))
-        await self._wait_for_room()
+    async def _read_beside(self, plan: CatchUp, number: int) -> None:
+        """Read ranges in another session, as long as the publisher gives one."""
+        assert self._connect is not None
+        assert self._front is not None
+        reader: RangeReader | None = None
+        try:
+            async with AsyncExitStack() as stack:
+                connection = await self._connect()
+                stack.push_async_callback(connection.close)
+                if self._facts is not None:
+                    await check_same(connection, self._facts)
+                transport = transport_of(connection, past_libpq=self._past_libpq)
+                stack.callback(transport.close)
+                reader = RangeReader(connection, transport, plan, self._front)
+                stack.push_async_callback(reader.cancel)
+                self._readers.append(reader)
+                await self._read_ranges(reader)
+        except ParapplyError as error:
+            if reader is not None:
+                raise
+            self._log.info("catch_up_readers_reduced", readers=number - 1, reason=error.line())
+        except CopyRefused as refused:
+            self._log.info("catch_up_readers_reduced", readers=number - 1, reason=str(refused))
 
-    def _hold(self, item: tuple[list[bytes], int] | Keepalive) -> None:
-        if self._is_closed:
-            return
-        self._held.append(item)
-        if not self._is_ringing:
+    async def _read_ranges(self, reader: RangeReader, number: int | None = None) -> None:
+        """Read one range after the other, until the last one is known.
+
+        Args:
+            reader: with a free session.
+            number: of the range that was asked for.
+        """
+        while number is not None or (number := await self._ask(reader)) is not None:
+            try:
+                end = await reader.read(partial(self._take, number))
+            except SourceLost:
+                if self._order.wants(number):
+                    raise
+                return
+            self._end(reader, number, end)
+            number = None
+
+    async def _ask(self, reader: RangeReader) -> int | None:
+        """Ask for the next range when there is room for it, and return its number; None: there is no further one."""
+        order, front = self._order, self._front
+        assert front is not None
+        assert self._plan is not None
+        limits, is_first = self._plan.limits, reader is self._readers[0]
+        await self._until(
+            lambda: (
+                order.is_ending or (order.may_read(order.n_begun) and (is_first or limits.is_near(front.restart_bytes)))
+            )
+        )
+        async with front.lock:
+            if order.is_ending:
+                return None
+            end = await reader.ask(self._durable_lsn)
+            number = order.begin()
+        if end is None:
+            return number
+        self._end(reader, number, end)
+        return None
+
+    def _end(self, reader: RangeReader, number: int, end: RangesEnd) -> None:
+        if reader.transport.has_gap and self._order.wants(number):
+            reader.transport.has_gap = False
+            self._stream.note_gap(end.lsn)
+        self._order.end(number, *end)
+        self._ring()
+
+    async def _take(self, number: int, frames: list[bytes], n_bytes: int) -> None:
+        self._order.add(number, frames, n_bytes)
+        self._ring()
+        await self._until(lambda: self._order.may_read(number))
+
+    def _ring(self) -> None:
+        """Report what can be drained, and have the readers look."""
+        self._has_changed.set()
+        if self._order.holds and not self._is_ringing and not self._is_closed:
             self._is_ringing = True
             self._ringer.send(b"\0")
 
-    async def _wait_for_room(self) -> None:
-        assert self._plan is not None
-        while self._held_bytes >= self._plan.limits.buffer_bytes:
-            self._has_room.clear()
-            await self._has_room.wait()
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self._has_changed.clear()
+            await self._has_changed.wait()
 
     def resume_reading(self, on_readable: Callable[[], None]) -> None:
         """Call `on_readable` whenever there is something to drain, until `pause_reading`."""
@@ -262,7 +368,7 @@ class CatchUpStream:
         """Wait for what comes next: what is held, and then the stream."""
         if self._on_readable is None or self._is_closed:
             return
-        if self._is_streaming and not self._held:
+        if self._is_streaming and not self._order.holds:
             self._ignore_bell()
             self._stream.resume_reading(self._on_readable)
         else:
@@ -277,26 +383,18 @@ class CatchUpStream:
 
     def drain(self, limit_bytes: int) -> list[bytes]:
         """Return the data frames at hand, at most about `limit_bytes`; errors as of `ReplicationStream.drain`."""
-        if not self._held:
+        if not self._order.holds:
             if not self._is_streaming:
                 return []
             frames = self._stream.drain(limit_bytes)
             if self._stream.keepalive is not None:
                 self.keepalive, self._stream.keepalive = self._stream.keepalive, None
             return frames
-        found: list[bytes] = []
-        size = 0
-        while self._held and size < limit_bytes:
-            item = self._held.popleft()
-            if isinstance(item, Keepalive):
-                self.keepalive = item
-                break
-            frames, n_bytes = item
-            found = found + frames if found else frames
-            size += n_bytes
-        self._held_bytes -= size
-        self._has_room.set()
-        if not self._held:
+        found, end = self._order.take(limit_bytes)
+        if end is not None:
+            self.keepalive = end
+        self._has_changed.set()
+        if not self._order.holds:
             self._is_ringing = False
             self._bell.recv(1)
             self._listen()
@@ -326,9 +424,9 @@ class CatchUpStream:
             return
         self.pause_reading()
         self._is_closed = True
-        if self._ranges is not None:
-            await self._ranges.cancel()
+        if self._readers:
+            await self._readers[0].cancel()
         await self._stream.close()
-        self._held.clear()
+        self._order = RangeOrder(0)
         self._bell.close()
         self._ringer.close()

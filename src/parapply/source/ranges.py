@@ -1,12 +1,13 @@
-"""Ranges of a slot's WAL, read by query from a temporary copy of the slot, on the connection that streams afterwards.
+"""Ranges of a slot's WAL, read by query from a temporary copy of the slot.
 
-One query is under way at a time: while a range is applied the next is decoded, because its bytes are taken into memory
-as fast as they come. A walsender runs SQL, so a role with LOGIN and REPLICATION is enough, and the stream needs no
-second connection. The copy ends with its connection, whatever happens.
+Each session has one query under way: while a range is applied the next is decoded, because its bytes are taken into
+memory as fast as they come. A walsender runs SQL, so a role with LOGIN and REPLICATION is enough, and the stream uses
+the first session afterwards. A copy ends with its session, whatever happens.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from parapply.model import POSTGRES_EPOCH_US, parse_lsn
 from parapply.quoting import literal
 from parapply.source import catch_up
 from parapply.source.catch_up import RangePosition
+from parapply.source.range_order import RangesEnd
 from parapply.source.transport import CopyFailed, QueryFailed
 
 if TYPE_CHECKING:
@@ -35,18 +37,39 @@ _GOING = ("08", "57P")
 _CANCEL_S = 1.0
 
 
-class WalRanges:
-    """Owns the temporary copy. One call at a time."""
+class CopyRefused(Exception):
+    """The publisher made no copy of the slot. Nothing was decoded, so the session may still stream."""
 
-    def __init__(self, connection: Connection, transport: Transport, plan: CatchUp) -> None:
-        """Take over an idle connection opened with ``replication=database``."""
-        self._connection = connection
-        self._transport = transport
-        self._plan = plan
-        self._copy = f"parapply_catch_up_{connection.info.backend_pid}"
-        self._position: RangePosition | None = None
+
+class RangeFront:
+    """Place where the next range begins. The reader that holds the lock writes it."""
+
+    def __init__(self, plan: CatchUp) -> None:
+        """Begin with what is not on the target."""
+        self.lock = asyncio.Lock()
+        self.lsn = plan.start_lsn
+        #: The slot, or the copy that reads the range before: the next range is read from a copy of this one.
+        self.copy = plan.slot
+        #: Bytes of WAL that are decoded again before the last range that was asked for.
+        self.restart_bytes = 0
         #: The slot's position: confirmed, and moved by us.
         self.slot_lsn = 0
+
+
+class RangeReader:
+    """One session, which reads range after range. One call at a time; the sessions of a slot share the front."""
+
+    def __init__(self, connection: Connection, transport: Transport, plan: CatchUp, front: RangeFront) -> None:
+        """Take over an idle connection opened with ``replication=database``."""
+        self._connection = connection
+        self.transport = transport
+        self._plan = plan
+        self._front = front
+        self._copy = f"parapply_catch_up_{connection.info.backend_pid}"
+        self._has_copy = False
+        self._begin_lsn = self._end_lsn = 0
+        #: After the last range that was read.
+        self._position: RangePosition | None = None
         #: Ranges read whole.
         self.n_read = 0
         #: True if a range was asked for that has not come to its end.
@@ -56,69 +79,86 @@ class WalRanges:
         #: relations outlives an error of the SQL function and points at freed memory, which the next decoding in the
         #: session would use.
         self.refusal = ""
-
-    async def begin(self) -> str:
-        """Copy the slot and ask for the first range; return why that cannot be, empty if it is under way.
-
-        Raises:
-            SourceLost: the connection ended, a query after the copying was refused, or another reader has moved the
-                slot: the copy begins where the slot is.
-        """
         # Its texts repeat, and a walsender takes no prepared statement.
-        self._connection.prepare_threshold = None
-        limits = self._plan.limits
-        slot, copy = literal(self._plan.slot), literal(self._copy)
-        try:
-            await self._execute(f"SELECT pg_catalog.pg_copy_logical_replication_slot({slot}, {copy}, true)")
-        except QueryFailed as failure:
-            # Nothing was decoded: a copy needs no start to be found, so the stream may use the connection.
-            return f"the slot cannot be copied: {failure}"
-        try:
-            # A decoded range is kept in this memory before its first row is sent; the excess goes to a temporary file.
-            await self._execute(f"SET work_mem = '{max(limits.range_bytes // 1024, 64)}kB'")
-            position = await self._look()
-            if position.copy_lsn > self._plan.start_lsn:
-                raise SourceLost(f"slot {self._plan.slot!r} was moved by another reader before it was copied.")
-            if position.copy_lsn < self._plan.start_lsn and not limits.is_far(position.restart_bytes):
-                # This decodes nothing that is on the target already: it only reads the WAL that the first range would.
-                await self._execute(catch_up.advance_sql(self._copy, self._plan.start_lsn))
-                position = await self._look()
-            self._position = position
-            if limits.is_far(position.restart_bytes):
-                await self._drop()
-                return catch_up.far_reason(position.restart_bytes)
-        except QueryFailed as failure:
-            raise self._refused(failure) from failure
-        await self.ask(0)
-        return ""
+        connection.prepare_threshold = None
 
-    async def ask(self, durable_lsn: int) -> None:
-        """Ask for the next range, and before that move the slot if there is much to move.
+    async def ask(self, durable_lsn: int) -> RangesEnd | None:
+        """Ask for the next range, and before that move the slot if there is much to move; the caller has the lock.
 
         Args:
             durable_lsn: everything that ends up to here is durable on the target.
 
+        Returns:
+            Where the ranges end if there is no further one; None: it is under way.
+
         Raises:
-            SourceLost: the connection ended, or the publisher refused to move the slot.
+            CopyRefused: the publisher makes no copy of the slot.
+            SourceLost: the connection ended, another query was refused, or another reader has moved the slot: the first
+                copy begins where the slot is.
         """
-        position = self._position
-        assert position is not None, "ranges have begun"
-        if durable_lsn - self.slot_lsn >= _MOVE_RANGES * self._plan.limits.range_bytes:
-            try:
+        front, limits = self._front, self._plan.limits
+        try:
+            position = await self._come_up()
+            front.restart_bytes = position.restart_bytes
+            reason = catch_up.why_leave(position, limits)
+            # The first range is read in any case if ranges may be read.
+            if reason and not (reason == catch_up.CAUGHT_UP and front.copy == self._plan.slot):
+                # Before the front everything was asked for, wherever this copy is.
+                return RangesEnd(max(front.lsn, position.copy_lsn), reason)
+            if durable_lsn - front.slot_lsn >= _MOVE_RANGES * limits.range_bytes:
                 await self._execute(catch_up.advance_sql(self._plan.slot, durable_lsn))
-            except QueryFailed as failure:
-                raise self._refused(failure) from failure
-            self.slot_lsn = durable_lsn
-            failpoints.probe(failpoints.SLOT_MOVED)
-        end_lsn = position.copy_lsn + self._plan.limits.next_bytes(position.restart_bytes, position.left_bytes)
-        query = catch_up.range_sql(self._copy, end_lsn, self._plan.options)
+                front.slot_lsn = durable_lsn
+                failpoints.probe(failpoints.SLOT_MOVED)
+        except QueryFailed as failure:
+            raise self.refused(failure) from failure
+        self._begin_lsn = position.copy_lsn
+        front.lsn = self._end_lsn = limits.next_end(position)
+        front.copy = self._copy
+        query = catch_up.range_sql(self._copy, self._end_lsn, self._plan.options)
         try:
             self.is_unfinished = True
-            await self._transport.ask(query, position.clock_us)
+            await self.transport.ask(query, position.clock_us)
         except CopyFailed as failure:
             raise _lost(failure) from failure
+        return None
 
-    async def read(self, take: Callable[[list[bytes], int], Awaitable[None]]) -> tuple[int, str]:
+    async def _come_up(self) -> RangePosition:
+        """Bring the copy to the front.
+
+        The copy that reads the range before is nearer than the own one, and may be copied while it is read: it
+        is where that range begins, or already where it ends.
+        """
+        front = self._front
+        if front.copy == self._copy and self._position is not None:
+            return self._position
+        await self._make_copy(front.copy)
+        position = await self._look()
+        if front.copy == self._plan.slot and position.copy_lsn > front.lsn:
+            raise SourceLost(f"slot {self._plan.slot!r} was moved by another reader before it was copied.")
+        if position.copy_lsn < front.lsn and not self._plan.limits.is_far(position.restart_bytes):
+            # Nothing is decoded for that: the WAL is only read.
+            await self._execute(catch_up.advance_sql(self._copy, front.lsn))
+            position = await self._look()
+        return position
+
+    async def _make_copy(self, of: str) -> None:
+        copy, limits = literal(self._copy), self._plan.limits
+        queries = [
+            # A decoded range is kept in this memory before its first row is sent; the excess goes to a temporary file.
+            f"SET work_mem = '{max(limits.range_bytes // 1024, 64)}kB'",
+            f"SELECT pg_catalog.pg_copy_logical_replication_slot({literal(of)}, {copy}, true)",
+        ]
+        if self._has_copy:
+            queries.insert(0, f"SELECT pg_catalog.pg_drop_replication_slot({copy})")
+        # After an error there is none.
+        self._has_copy = False
+        try:
+            await self._execute("; ".join(queries))
+        except QueryFailed as failure:
+            raise CopyRefused(f"the slot cannot be copied: {failure}") from failure
+        self._has_copy = True
+
+    async def read(self, take: Callable[[list[bytes], int], Awaitable[None]]) -> RangesEnd:
         """Read the range that was asked for.
 
         Args:
@@ -132,8 +172,6 @@ class WalRanges:
             SourceLost: the connection ended, the publisher refused the range, or another reader has moved the slot.
                 The data handed over may end inside a transaction, and only another epoch forgets that.
         """
-        before = self._position
-        assert before is not None, "ranges have begun"
         last = b""
         n_messages = size_bytes = 0
 
@@ -146,39 +184,39 @@ class WalRanges:
             failpoints.probe(failpoints.RANGE_PART)
 
         try:
-            has_stream = await self._transport.answer(taken)
+            has_stream = await self.transport.answer(taken)
             position = self._position = await self._look()
         except CopyFailed as failure:
             raise _lost(failure) from failure
         except QueryFailed as failure:
             if (failure.sqlstate or "").startswith(_GOING):
                 raise _lost(failure) from failure
-            raise self._refused(failure) from failure
+            raise self.refused(failure) from failure
         self.is_unfinished = False
         self._check(position)
         failpoints.probe(failpoints.RANGE_READ)
         if has_stream:
             # Nothing of a transaction in progress was handed over, nor anything after its beginning: what was, ends
             # with a Commit.
-            end_lsn = catch_up.end_lsn_of(last) if last else before.copy_lsn
-            return end_lsn, catch_up.IN_PROGRESS if self._plan.is_streaming else catch_up.IN_PROGRESS_WHOLE
+            end_lsn = catch_up.end_lsn_of(last) if last else self._begin_lsn
+            return RangesEnd(end_lsn, catch_up.IN_PROGRESS if self._plan.is_streaming else catch_up.IN_PROGRESS_WHOLE)
         self.n_read += 1
         message_bytes = size_bytes // max(n_messages, 1)
-        return position.copy_lsn, catch_up.why_leave(
-            position, self._plan.limits, before_lsn=before.copy_lsn, message_bytes=message_bytes
-        )
+        reason = catch_up.why_leave(position, self._plan.limits, end_lsn=self._end_lsn, message_bytes=message_bytes)
+        return RangesEnd(position.copy_lsn, reason)
 
     async def leave(self) -> None:
-        """Drop the copy; the connection is ready for the stream.
+        """Drop the copy, after which the connection is ready for the stream.
 
         Raises:
             SourceLost: the connection ended, or the publisher refused.
         """
         try:
-            await self._drop()
+            if self._has_copy:
+                await self._execute(f"SELECT pg_catalog.pg_drop_replication_slot({literal(self._copy)})")
             await self._execute("RESET work_mem")
         except QueryFailed as failure:
-            raise self._refused(failure) from failure
+            raise self.refused(failure) from failure
 
     async def cancel(self) -> None:
         """Cancel the query under way, because the publisher would decode to its end."""
@@ -186,10 +224,8 @@ class WalRanges:
             with contextlib.suppress(psycopg.Error, OSError):
                 await self._connection.cancel_safe(timeout=_CANCEL_S)
 
-    async def _drop(self) -> None:
-        await self._execute(f"SELECT pg_catalog.pg_drop_replication_slot({literal(self._copy)})")
-
-    def _refused(self, failure: QueryFailed) -> SourceLost:
+    def refused(self, failure: Exception) -> SourceLost:
+        """Return the error of a refused query, and note it."""
         self.refusal = f"the publisher refused a range: {failure}"
         return SourceLost(f"a range of the slot's WAL was refused: {failure}; the stream follows.")
 
@@ -203,7 +239,7 @@ class WalRanges:
             raise SourceLost(f"slot {self._plan.slot!r} was dropped while its WAL was read in ranges.")
         if position.slot_lsn > max(position.copy_lsn, self._plan.start_lsn):
             raise SourceLost(f"slot {self._plan.slot!r} was moved by another reader.")
-        self.slot_lsn = max(self.slot_lsn, position.slot_lsn)
+        self._front.slot_lsn = max(self._front.slot_lsn, position.slot_lsn)
 
     async def _look(self) -> RangePosition:
         rows = await self._execute(catch_up.position_sql(self._copy, self._plan.slot))
@@ -219,8 +255,8 @@ class WalRanges:
             flush_lsn=parse_lsn(flush_lsn),
             clock_us=unix_us - POSTGRES_EPOCH_US,
         )
-        if not self.slot_lsn and position.slot_lsn:
-            self.slot_lsn = position.slot_lsn
+        if not self._front.slot_lsn and position.slot_lsn:
+            self._front.slot_lsn = position.slot_lsn
         return position
 
     async def _execute(self, query: str) -> list[tuple[Any, ...]]:

@@ -41,6 +41,8 @@ CONNECT_TIMEOUT_S = 10
 _sessions: WeakKeyDictionary[Session, Login] = WeakKeyDictionary()
 
 _HALF_OF_XIDS = 2**31
+#: server_version_num of the first server that logs them on request.
+_LOGS_RUNNING_SINCE = 160000
 #: Operations that a publication may publish, in the order of the columns of pg_publication.
 _OPERATIONS = ("insert", "update", "delete", "truncate")
 
@@ -316,6 +318,23 @@ async def position(conn: Connection) -> SourcePosition:
         standby_names=standby_names,
         timeline=timeline,
     )
+
+
+async def log_running(conn: Connection) -> bool:
+    """Have the publisher log its running transactions, where decoding may begin later; return whether the role may.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    if conn.info.server_version < _LOGS_RUNNING_SINCE:
+        return False
+    function = "pg_catalog.pg_log_standby_snapshot()"
+    query = f"SELECT NOT pg_catalog.pg_is_in_recovery() AND pg_catalog.has_function_privilege('{function}', 'EXECUTE')"
+    with source_errors("logging running transactions"):
+        ((may,),) = await _rows(conn, query)
+        if may:
+            await conn.execute(f"SELECT {function}")
+    return bool(may)
 
 
 async def replayed_timeline(conn: Connection, login: Login) -> int:

@@ -135,6 +135,7 @@ class ReplicationStream:
             raise self._lost(failure) from failure
         self.is_drained = transport.is_drained
         if transport.has_gap:
+            transport.has_gap = False
             self.note_gap(_lsn_of(frames[-1]) if frames else _ANY_LSN)
         if transport.keepalive is not None:
             self.keepalive, transport.keepalive = parse_keepalive(transport.keepalive), None
@@ -142,7 +143,6 @@ class ReplicationStream:
 
     def note_gap(self, lsn: int) -> None:
         """Note that a publication was missing while changes were decoded that lie before an LSN, and not far."""
-        self._transport.has_gap = False
         self._gap_lsn = max(lsn, self._gap_lsn or 0)
 
     def take_gap(self) -> int | None:

@@ -56,7 +56,7 @@ class Transport(Protocol):
     keepalive: bytes | None
     #: True if the last `drain` took everything that had come.
     is_drained: bool
-    #: The server has warned that a publication was missing; the stream puts False here when it takes that.
+    #: The server has warned that a publication was missing; the reader that notes it puts False here.
     has_gap: bool
 
     @property

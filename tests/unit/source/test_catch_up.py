@@ -99,20 +99,42 @@ def test_a_range_is_never_empty() -> None:
     assert RangeLimits(range_bytes=1, enter_bytes=0, leave_bytes=0, buffer_bytes=1).next_bytes(0, 0) == 1
 
 
+def test_ranges_end_where_every_reader_parts_the_same_records() -> None:
+    """At multiples of 8 KiB: no WAL page of any size has its header there but at its beginning."""
+    for copy_lsn, flush_lsn, end_lsn in (
+        (100 * MB + 5, 99999 * MB, 104 * MB + 8192),
+        (100 * MB + 5, 100 * MB + 8191 * 3, 100 * MB + 16384),
+        (100 * MB + 5, 100 * MB + 8192, 100 * MB + 8192),
+    ):
+        position = RangePosition(copy_lsn=copy_lsn, restart_lsn=copy_lsn, slot_lsn=0, flush_lsn=flush_lsn, clock_us=0)
+        assert position.left_bytes > 0
+        assert LIMITS.next_end(position) == end_lsn
+    rest = RangePosition(copy_lsn=100 * MB + 5, restart_lsn=0, slot_lsn=0, flush_lsn=100 * MB + 8191, clock_us=0)
+    assert rest.left_bytes == 0
+    assert LIMITS.next_end(rest) == rest.copy_lsn
+
+
+def test_how_many_read() -> None:
+    """Each has a whole range at least; with an old transaction open every reader would decode from its begin."""
+    limits = msgspec.structs.replace(LIMITS, readers=4)
+    assert [limits.readers_of(lag_mb * MB) for lag_mb in (4, 64, 128, 9999)] == [1, 2, 3, 4]
+    assert [limits.is_near(restart_mb * MB) for restart_mb in (0, 128, 129)] == [True, True, False]
+
+
 @pytest.mark.parametrize(
-    ("copy_mb", "restart_mb", "before_mb", "message_bytes", "reason"),
-    [(1000, 990, 936, 500, ""), (1996, 1990, 1900, 9000, "caught up"), (2001, 1990, 1900, 90, "caught up"),
-     (1000, 990, 1000, 90, "brought nothing on"), (1900, 800, 1836, 90, "restarts 1100 MB before"),
-     (1000, 990, 936, 700, "rows are large")],
+    ("copy_mb", "restart_mb", "end_mb", "message_bytes", "reason"),
+    [(1000, 990, 1000, 500, ""), (1996, 1990, 1996, 9000, "caught up"), (2001, 1990, 2000, 90, "caught up"),
+     (1000, 990, 1001, 90, "came to no end"), (1900, 800, 1900, 90, "restarts 1100 MB before"),
+     (1000, 990, 1000, 700, "rows are large")],
 )  # fmt: skip
 def test_when_the_stream_takes_over(
-    copy_mb: int, restart_mb: int, before_mb: int, message_bytes: int, reason: str
+    copy_mb: int, restart_mb: int, end_mb: int, message_bytes: int, reason: str
 ) -> None:
-    """With little left, without progress, with much to decode again, or with large rows."""
+    """With little left, without the end that was asked for, with much to decode again, or with large rows."""
     position = RangePosition(
         copy_lsn=copy_mb * MB, restart_lsn=restart_mb * MB, slot_lsn=900 * MB, flush_lsn=2000 * MB, clock_us=0
     )
-    found = why_leave(position, LIMITS, before_lsn=before_mb * MB, message_bytes=message_bytes)
+    found = why_leave(position, LIMITS, end_lsn=end_mb * MB, message_bytes=message_bytes)
     assert reason in found
     assert bool(reason) == bool(found)
 

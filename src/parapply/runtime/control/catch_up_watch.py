@@ -1,4 +1,4 @@
-"""Watch over a stream that falls behind: it is left for ranges of WAL.
+"""Watch over a reader that falls behind: the publisher logs restart points for it, and a stream is left for ranges.
 
 Only another epoch forgets the transactions that the stream has begun. So the way back to ranges is the same as after a
 lost connection: the work in hand is finished, and both ends are opened again.
@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from parapply.engine.stalls import FallingBehind, StreamSeen
+from parapply.engine.stalls import FallingBehind, RestartPoints, StreamSeen
 from parapply.errors import StreamLeft
 from parapply.source.catch_up import PASSING
 
 if TYPE_CHECKING:
-    from collections.abc import Sized
+    from collections.abc import Awaitable, Callable, Sized
 
     from parapply.runtime.intake.batcher import Batcher
+    from parapply.source.catch_up import RangeLimits
 
 #: Seconds between two checks: how often the publisher's position is asked for.
 _LOOK_S = 1.0
@@ -25,18 +26,31 @@ _LOOK_S = 1.0
 class CatchUpWatch:
     """Reads the others' fields; `engine/stalls.py` decides."""
 
-    def __init__(self, batcher: Batcher, streams: Sized, *, behind_bytes: int, pause_s: float) -> None:
+    def __init__(  # noqa: PLR0913  one place calls it
+        self,
+        batcher: Batcher,
+        streams: Sized,
+        log_running: Callable[[], Awaitable[bool]],
+        *,
+        limits: RangeLimits,
+        behind_bytes: int,
+        pause_s: float,
+    ) -> None:
         """Start with a stream that is not behind.
 
         Args:
             batcher: to know how far it has come, and whether its reader waits for the target.
             streams: transactions in progress; they would come again from their beginning.
+            log_running: has the publisher log a restart point; returns False if it never will.
+            limits: of ranges.
             behind_bytes: of WAL to catch up, from which it is behind.
             pause_s: seconds that a stream runs at least.
         """
         self._batcher = batcher
         self._engine = batcher.pool.flight.state
         self._streams = streams
+        self._log_running = log_running
+        self._apart_bytes = limits.point_bytes
         self._behind_bytes = behind_bytes
         self._pause_s = pause_s
 
@@ -45,11 +59,15 @@ class CatchUpWatch:
 
         Raises:
             StreamLeft: the stream is behind.
+            SourceLost: the plain session on the publisher ended.
         """
         clock = asyncio.get_running_loop().time
         behind = FallingBehind(behind_bytes=self._behind_bytes, pause_s=self._pause_s, now_s=clock())
+        points: RestartPoints | None = RestartPoints(self._apart_bytes)
         while True:
             await asyncio.sleep(_LOOK_S)
+            if points is not None and points.is_due(self._engine.source_lsn, self._batcher.received_lsn):
+                points = points if await self._log_running() else None
             lag_bytes = behind.look(self._seen(), self._engine.source_lsn, clock())
             if lag_bytes is not None:
                 raise StreamLeft(f"The stream is left for ranges of WAL: {lag_bytes} bytes to catch up.")
