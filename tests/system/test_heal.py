@@ -245,6 +245,8 @@ def test_tables_that_are_not_healed_wait(
     daemon = start_daemon(route)
     source_db.execute(writes.format(1))
     daemon.wait_caught_up()
+    # Only now it has looked how the tables are published.
+    assert run_command(route, "snapshot", "--", "true").returncode == 0
     _lose(route, daemon)
     source_db.execute(writes.format(2) + "; ALTER TABLE log SET UNLOGGED")
     less = replace(route, settings={**FAST, "mapping.schema_only": "public.big"})
