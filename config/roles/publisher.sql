@@ -33,9 +33,6 @@
 SELECT format('CREATE ROLE %I LOGIN', :'role') WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = :'role') \gexec
 ALTER ROLE :"role" LOGIN REPLICATION;
 SELECT format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), :'role') \gexec
--- From version 16 on: a daemon that is behind has running transactions logged more often than every 15 seconds.
-SELECT format('GRANT EXECUTE ON FUNCTION pg_catalog.pg_log_standby_snapshot() TO %I', :'role')
- WHERE to_regprocedure('pg_catalog.pg_log_standby_snapshot()') IS NOT NULL \gexec
 
 \if :copy
     SELECT format('GRANT USAGE ON SCHEMA %1$I TO %2$I; GRANT SELECT ON ALL TABLES IN SCHEMA %1$I TO %2$I;'
