@@ -103,14 +103,14 @@ def main(scale: int, rate: int) -> None:
         source.execute(LEDGER, dbname=_BANK)
         source.execute("CREATE PUBLICATION pub FOR ALL TABLES", dbname=_BANK)
         ((size_bytes,),) = source.execute(f"SELECT pg_database_size('{_BANK}')")
-        programs = str(find_program("pg_dump", binaries).parent)
+        program = str(find_program("pg_dump", binaries))
         ahead, back = directory / "ahead.toml", directory / "back.toml"
         ahead.write_text(
             f'[source]\ndsn = "{source.dsn(_BANK)}"\nslot = "ahead"\npublications = ["pub"]\n'
             f'[target]\ndsn = "{target.dsn(_BANK)}"\n',
             encoding="utf-8",
         )
-        _parapply("init", "--config", str(ahead), "--schema", "--copy", "--pg-bin", programs)
+        _parapply("init", "--config", str(ahead), "--schema", "--copy", "--pg-dump", program)
         back.write_text(_parapply("cutover", "--config", str(ahead), "--print-reverse"), encoding="utf-8")
         _daemon(ahead, stack)
         role = source.execute("SELECT current_user")[0][0]
