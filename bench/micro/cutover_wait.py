@@ -33,6 +33,7 @@ _SETTINGS: Final[dict[str, Setting]] = {"wal_level": "logical", "shared_buffers"
 _BANK: Final = "bank"
 _CLIENTS: Final = 8
 _STEADY_S: Final = 20.0
+_POLL_S: Final = 0.1
 #: pgbench's TPC-B.
 _STATEMENTS: Final = """
 \\set aid random(1, 100000 * :scale)
@@ -60,12 +61,14 @@ def _parapply(*words: str) -> str:
     return done.stdout
 
 
-def _daemon(path: Path, stack: ExitStack) -> subprocess.Popen[bytes]:
+def _daemon(path: Path, stack: ExitStack, publisher: PgServer) -> None:
+    """Start the daemon of a file, and return once it reads its slot."""
     with path.with_suffix(".log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "parapply", "run", "--config", str(path)], stderr=log)
     stack.callback(process.wait)
     stack.callback(process.terminate)
-    return process
+    while publisher.execute("SELECT count(*) FROM pg_replication_slots WHERE active") == [(0,)]:
+        time.sleep(_POLL_S)
 
 
 def _longest_ms(directory: Path, begin_s: float, end_s: float) -> float:
@@ -112,7 +115,7 @@ def main(scale: int, rate: int) -> None:
         )
         _parapply("init", "--config", str(ahead), "--schema", "--copy", "--pg-dump", program)
         back.write_text(_parapply("cutover", "--config", str(ahead), "--print-reverse"), encoding="utf-8")
-        _daemon(ahead, stack)
+        _daemon(ahead, stack, source)
         role = source.execute("SELECT current_user")[0][0]
         pooler = stack.enter_context(pgbouncer(Database(dbname=_BANK, server=source), user=role))
         statements = _STATEMENTS.replace(":scale", str(scale))
@@ -122,9 +125,9 @@ def main(scale: int, rate: int) -> None:
         steady_s = time.time()
         time.sleep(_STEADY_S)
         there = _cut_over(ahead, back, pooler)
-        _daemon(back, stack)
+        _daemon(back, stack, target)
         returned = _cut_over(ahead, back, pooler, "--back")
-        _daemon(ahead, stack)
+        _daemon(ahead, stack, source)
         pooler.wait_for_transactions(200)
         answered = writer.end()
         spans = {"steady": (steady_s, there[0]), "there": there, "back": returned}

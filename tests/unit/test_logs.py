@@ -26,7 +26,8 @@ KEYS: Final = frozenset({
     "start_lsn", "worker", "workers", "relation", "schemas", "conflict_type", "constraints", "policy", "outcome",
     "size_bytes", "wait_s", "at_lsn", "pause_s", "error", "hint", "version", "lane", "reason", "n_transactions",
     "n_changes", "n_ranges", "n_in_order", "attempts", "dropped", "number", "tag", "file", "setting", "settings",
-    "n_readers", "readers", "value", "host", "pid", "port", "part", "tasks", "is_synchronous", "holder", "mode", "role", "session",
+    "n_readers", "readers",
+    "value", "host", "pid", "port", "part", "tasks", "is_synchronous", "holder", "mode", "role", "session",
     "application_name", "xact_start", "query_start", "until_lsn", "until_time", "databases", "added", "removed",
     "exit_code", "retained_bytes", "limit_bytes", "action", "report", "n_rows",
 })  # fmt: skip
