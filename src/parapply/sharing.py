@@ -55,7 +55,10 @@ async def others(conn: Connection, schema: str, slot_id: int) -> Taken:
 
 def problems(config: Config, names: Collection[Name], taken: Taken) -> list[str]:
     """Return why tables of the publisher may not be written, by what `others` returned; nothing if they may."""
-    found = []
+    found: list[str] = []
+    # Nearly always: each batch of announcements asks.
+    if not taken:
+        return found
     for name in names:
         place, mine = ".".join(config.mapping.target_of(name)), config.mapping.constants_of(name)
         met = [slot_name for slot_name, theirs in taken.get(place, ()) if not are_apart([mine, theirs])]

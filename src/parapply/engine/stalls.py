@@ -222,7 +222,7 @@ class RestartPoints:
     """
 
     def __init__(self, apart_bytes: int) -> None:
-        """Ask for points at least so many bytes of WAL apart, while at least so much is to be caught up."""
+        """Ask for points at least this number of bytes of WAL apart, while at least that is to be caught up."""
         self._apart_bytes = apart_bytes
         self._last_lsn: int | None = None
 

@@ -95,7 +95,7 @@ class RangeLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.range_bytes // _RESTART_RATIO
 
     def readers_of(self, lag_bytes: int) -> int:
-        """Return the number of sessions for so much to catch up: each has a whole range at least."""
+        """Return the number of sessions for a backlog. Each has at least a whole range."""
         return min(self.readers, 1 + lag_bytes // self.range_bytes)
 
     def is_near(self, restart_bytes: int) -> bool:

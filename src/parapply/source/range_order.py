@@ -117,7 +117,7 @@ class RangeOrder:
         return n_bytes
 
     def take(self, limit_bytes: int) -> tuple[list[bytes], Keepalive | None]:
-        """Return frames, at most about so many bytes, and the end of their range if they are its last ones."""
+        """Return frames, up to about a number of bytes, and the end of their range if they are its last ones."""
         found: list[bytes] = []
         size = 0
         end = None
@@ -127,7 +127,7 @@ class RangeOrder:
                 end = item
             else:
                 frames, n_bytes = item
-                found = found + frames if found else frames
+                found += frames
                 size += n_bytes
         self._held_bytes -= size
         return found, end
