@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 import pytest
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 #: For tests of something else.
 _UNCOMPARED = ("--verify", "none")
+_END_VERIFYING: Final = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_with(application_name, 'parapply verify ')"
+)
 
 
 class Writer:
@@ -104,6 +108,8 @@ def test_there_and_back_under_a_writer(ends: Ends) -> None:
 
     back = ends.run("--back")
     assert back.returncode == 0, back
+    # Behind the fence the daemon is not asked for a snapshot.
+    assert re.search(r"are equal at [0-9A-F/]+\n", back.stdout), back.stdout
     assert followed.exit_code() == 4
     writer.database = ends.source
     writer.wait_for(6)
@@ -204,6 +210,7 @@ def test_what_fails_is_taken_back_by_itself(ends: Ends, tmp_path: Path) -> None:
     assert "--fence-command ended with 1" in failed.stderr
     assert said.read_text() == "on\noff\n"
     ends.check_nothing_left()
+    _check_after_the_fence(ends)
     _check_failed_take_back(ends)
     ends.source.execute(f"REVOKE SELECT ON item FROM {SOURCE_ROLE}")
     refused = ends.run()
@@ -230,6 +237,20 @@ def _check_beside_a_copy(ends: Ends) -> None:
     assert "are being copied" in beside.stderr
     assert "fencing" not in beside.stdout
     ends.check_nothing_left()
+
+
+def _check_after_the_fence(ends: Ends) -> None:
+    """A row that differs since the first comparison is found, also where its sessions were ended meanwhile."""
+    for damage in ("", _END_VERIFYING):
+        with ends.held("cutover_fencing") as done:
+            ends.source.execute(damage)
+            ends.source.forget()
+            ends.target.execute(f"{damage}; UPDATE item SET v = 7 WHERE id = 1")
+        assert done[0].returncode == 1, done[0]
+        assert ("compared by new sessions" if damage else "compared again, at one LSN") in done[0].stdout
+        assert "public.item: DIFFERENT" in done[0].stdout
+        ends.check_nothing_left()
+        ends.target.execute("UPDATE item SET v = 1 WHERE id = 1")
 
 
 def _check_failed_take_back(ends: Ends) -> None:

@@ -143,7 +143,7 @@ def _check_again(route: Route, capsys: pytest.CaptureFixture[str]) -> None:
     earlier = asyncio.run(comparison(config, options))
     route.target.execute("INSERT INTO numbers VALUES (800000, 1, 'x')")
     no_time = asyncio.run(comparison(config, options, VerifyAgain(earlier, 0.0)))
-    assert [one.equal_at for one in no_time.verdicts] == [earlier.taken.at_lsn] * len(_RANGES)
+    assert [one.equal_at for one in no_time.verdicts] == [earlier.at_lsn] * len(_RANGES)
     assert capsys.readouterr().out.count("not compared again; ") == len(_RANGES)
     again = asyncio.run(comparison(config, options, VerifyAgain(earlier, 60.0)))
     assert [one.table.name for one in again.verdicts if not one.is_equal] == ["numbers"]

@@ -151,8 +151,7 @@ def verify(**options: Any) -> int:
         if not how.as_json:
             _heading(config)
         result = asyncio.run(command.comparison(config, how))
-        said = command.said(result.verdicts, result.taken)
-        return Result(0 if result.is_equal else 1, said, command.document(result.verdicts, result.taken))
+        return Result(0 if result.is_equal else 1, command.said(result), command.document(result))
 
     return found.each(one, as_json=how.as_json)
 

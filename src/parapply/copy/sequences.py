@@ -6,6 +6,7 @@ In: the configuration and options. Out: a line for each sequence that moved or c
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,20 +29,32 @@ if TYPE_CHECKING:
 _INCOMPLETE = 1
 
 
-async def bring(config: Config, how: SequenceOptions, *, as_json: bool = False) -> int:
-    """Copy and report; return 0, or 1 if a sequence is missing on the target or could not be set."""
-    outcomes = await _copy(config, how)
+async def bring(
+    config: Config, how: SequenceOptions, *, ends: connect.Connections | None = None, as_json: bool = False
+) -> int:
+    """Copy and report; return 0, or 1 if a sequence is missing on the target or could not be set.
+
+    Args:
+        config: the stream.
+        how: what to do.
+        ends: sessions to use; None: others.
+        as_json: one document, not lines.
+
+    Raises:
+        SourceLost, SourceRefused, TargetLost, TargetRefused: an end cannot be asked, or refuses.
+    """
+    async with connect.open_both(config, "sequences") if ends is None else nullcontext(ends) as open_ends:
+        outcomes = await _copy(config, how, open_ends)
     _print(outcomes, is_dry=how.is_dry, as_json=as_json)
     return _INCOMPLETE if any(not one.is_carried for one in outcomes) else 0
 
 
-async def _copy(config: Config, how: SequenceOptions) -> list[SequenceOutcome]:
-    async with connect.open_both(config, "sequences") as ends:
-        await schema.has_schema(ends.target, config.target.state_schema)  # another version's commands are not ours
-        if not how.is_dry:
-            await connect.check_back(config, ends.source, await slot.inspect(ends.source, config.source.slot))
-            await _check_not_cut_over(config, ends.target)
-        return await carry(ends, how)
+async def _copy(config: Config, how: SequenceOptions, ends: connect.Connections) -> list[SequenceOutcome]:
+    await schema.has_schema(ends.target, config.target.state_schema)  # another version's commands are not ours
+    if not how.is_dry:
+        await connect.check_back(config, ends.source, await slot.inspect(ends.source, config.source.slot))
+        await _check_not_cut_over(config, ends.target)
+    return await carry(ends, how)
 
 
 async def _check_not_cut_over(config: Config, target: Connection) -> None:

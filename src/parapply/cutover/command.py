@@ -138,8 +138,9 @@ class _Cutover:
         self.undoing = Undoing(pair, self._notes, meeting, Held(self._writers, self._poolers, self._hooks))
 
     async def close(self) -> None:
-        """Leave the poolers' consoles."""
+        """Leave the poolers' consoles, and the sessions that compare."""
         await self._poolers.close()
+        await self._comparison.close()
 
     async def meet(self) -> None:
         """Wait until the state of all databases of the command is known."""
@@ -316,14 +317,14 @@ class _Cutover:
 
     async def _compare(self) -> None:
         await self._enter(CutoverStep.COMPARING)
-        self._notes.say(CutoverStep.COMPARING, await self._comparison.after())
+        self._notes.say(CutoverStep.COMPARING, await self._comparison.after(self._notes.row.fence_lsn or 0))
 
     async def _sequences(self) -> None:
         await self._enter(CutoverStep.SEQUENCES)
         if not self._options.with_sequences:
             self._notes.say(CutoverStep.SEQUENCES, "left out (--no-sequences)")
             return
-        if await sequences.bring(self._forward, SequenceOptions()):
+        if await sequences.bring(self._forward, SequenceOptions(), ends=self._ahead):
             raise ParapplyError(
                 "a sequence is missing on the target, or could not be set; see above",
                 hint="make it there, or give --no-sequences and set them yourself",

@@ -6,6 +6,7 @@ In: the configuration of the stream that runs. Out: lines, and an error where th
 from __future__ import annotations
 
 import time
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final, Literal
 
 import click
@@ -23,7 +24,7 @@ _SAMPLED_RANGES: Final = 2
 #: Seconds that the daemon may pause for a comparison before the fence, which needs a moment without old writers.
 _BEFORE_PAUSE_S: Final = 3.0
 #: Seconds that the comparison after the fence takes, about, where the same was compared before.
-_COMPARED_S: Final = 1.0
+_COMPARED_S: Final = 0.5
 
 
 class CutoverComparison:
@@ -39,6 +40,13 @@ class CutoverComparison:
         self._config, self._depth, self._timeout_s, self._warn = config, depth, timeout_s, warn
         #: Result of the comparison while clients still wrote.
         self._before: verifying.VerifyResult | None = None
+        #: Opened after it, so that clients wait for no connection; None if that failed. Closed by the stack.
+        self._ends: verifying.EndsAtRest | None = None
+        self._stack = AsyncExitStack()
+
+    async def close(self) -> None:
+        """Close the sessions."""
+        await self._stack.aclose()
 
     async def before(self) -> None:
         """Compare while clients still write, so that they need not wait for differences that are found now.
@@ -69,26 +77,49 @@ class CutoverComparison:
             raise _differ()
         click.echo(f"compared before the fence ({time.monotonic() - began_s:.3f} s)")
         self._before = found
+        with suppress(ParapplyError):  # the comparison after the fence opens others, and can name the error
+            self._ends = await self._stack.enter_async_context(verifying.ends_at_rest(self._config, self._how))
 
-    async def after(self) -> str:
-        """Compare once no client writes, and return the result for people.
+    @property
+    def _how(self) -> verifying.VerifyOptions:
+        n_ranges = _SAMPLED_RANGES if self._depth == "sampled" else 0
+        return verifying.VerifyOptions(sampled_ranges=n_ranges, timeout_s=self._timeout_s)
+
+    async def after(self, at_lsn: int) -> str:
+        """Compare once no client writes and all up to an LSN is applied, and return the result for people.
 
         Raises:
             ParapplyError: a table differs, or it took too long.
         """
         if self._depth == "none":
             return "left out (--verify none)"
-        is_sampled = self._depth == "sampled"
-        how = verifying.VerifyOptions(sampled_ranges=_SAMPLED_RANGES if is_sampled else 0, timeout_s=self._timeout_s)
-        before = self._before
-        again = None if before is None else verifying.VerifyAgain(before, _COMPARED_S)
-        found = await verifying.comparison(self._config, how, again)
+        again = None if self._before is None else verifying.VerifyAgain(self._before, _COMPARED_S)
+        found = None if again is None else await self._at_rest(again, at_lsn)
+        if found is None:
+            found = await verifying.comparison(self._config, self._how, again)
         verifying.say_all(found)
         if not found.is_equal:
             raise _differ()
         n_left = sum(verdict.equal_at is not None for verdict in found.verdicts)
         left = f"; {n_left} tables as before the fence" if n_left else ""
         return f"equal ({self._depth}){left}"
+
+    async def _at_rest(self, again: verifying.VerifyAgain, at_lsn: int) -> verifying.VerifyResult | None:
+        """Compare without the daemon; None if that was not possible, or a late transaction may be the difference."""
+        if self._ends is None:
+            return None
+        try:
+            found = await self._ends.comparison(again, at_lsn)
+        except ParapplyError as error:
+            self._warn(f"compared by new sessions: {error}")
+            return None
+        finally:
+            # Sessions with such a name are ended before the takeover.
+            await self._stack.aclose()
+        if not found.is_equal:
+            self._warn("compared again, at one LSN")
+            return None
+        return found
 
 
 def _differ() -> ParapplyError:

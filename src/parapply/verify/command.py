@@ -13,8 +13,8 @@ import json
 import random
 import time
 from collections import deque
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -40,7 +40,7 @@ from parapply.verify.sampled import drawn, ranges_of
 from parapply.verify.statements import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from parapply.config import Config
     from parapply.copy.leaves import Leaf
@@ -52,6 +52,7 @@ _RANGES_AT_ONCE = 16
 _SNAPSHOT_TIMEOUT_S = 600.0
 
 _DIFFERENT = 1
+_BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +97,8 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of comparing all tables."""
 
     verdicts: list[Verdict]
-    taken: Snapshot
+    at_lsn: int  # of the publisher, as both sides were compared
+    pause_s: float  # for which the daemon applied nothing
     tables: list[Compared]
 
     @property
@@ -133,7 +135,7 @@ async def verify(config: Config, options: VerifyOptions) -> int:
         ParapplyError: the publisher gave no snapshot in time.
     """
     found = await comparison(config, options)
-    _print(options, found.verdicts, found.taken)
+    _print(options, found)
     return 0 if found.is_equal else _DIFFERENT
 
 
@@ -144,23 +146,83 @@ async def comparison(config: Config, options: VerifyOptions, again: VerifyAgain 
         As `verify`.
     """
     async with connect.open_both(config, "verify") as ends:
-        await slot.check_publications(ends.source, config.source.publications)
-        config.mapping.check_rows(options.tables)
-        tables = _chosen(options, await published_tables(ends.source, config.source.publications, config.mapping))
+        tables = await _tables(config, options, ends)
         if left := config.mapping.schema_only:
             click.echo(printable(f"schema only, not compared: {', '.join(left)}"), err=True)
-        await on_target.check_columns(ends.target, [table.here() for table in tables])
     async with AsyncExitStack() as stack:
-        both = _Both(config, options, stack, again)
+        sessions = _Sessions(config, options, stack)
         (taken,) = await stack.enter_async_context(
-            snapshots([config], choose=both.open_source, timeout_s=options.timeout_s)
+            snapshots([config], choose=sessions.open_source, timeout_s=options.timeout_s)
         )
-        return await both.compare(tables, taken)
+        await sessions.open_target(taken)
+        both = _Both(options, again, sessions.source, sessions.target)
+        return await both.compare(tables, taken.at_lsn, taken.pause_s)
+
+
+@asynccontextmanager
+async def ends_at_rest(config: Config, options: VerifyOptions) -> AsyncIterator[EndsAtRest]:
+    """Open sessions for comparisons of two sides to which nothing is written.
+
+    Raises:
+        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be connected to.
+    """
+    async with AsyncExitStack() as stack:
+        name = f"parapply verify {config.source.slot}"
+        source, target = [], []
+        for _ in range(options.connections):
+            source.append(await slot.connect(config.source.login, application_name=name))
+            stack.push_async_callback(source[-1].close)
+            target.append(await connect.open_target(config, "verify"))
+            stack.push_async_callback(target[-1].close)
+        yield EndsAtRest(config, options, source, target)
+
+
+class EndsAtRest:
+    """Sessions that see both sides as they are, not through snapshots of one LSN, which the daemon would have to make.
+
+    What they find equal is equal if nothing was written meanwhile. What they find different may be so because it was.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        options: VerifyOptions,
+        source: Sequence[slot.Connection],
+        target: Sequence[settings.Connection],
+    ) -> None:
+        self._config = config
+        self._options = options
+        self._source = source
+        self._target = target
+
+    async def comparison(self, again: VerifyAgain, at_lsn: int) -> VerifyResult:
+        """Compare what both sides hold now; the daemon has applied everything up to `at_lsn`, and nothing came after.
+
+        Raises:
+            SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be read.
+        """
+        with slot.source_errors("comparing"):
+            for reader in self._source:
+                await reader.execute(f"{_BEGIN}; {BEFORE_TABLES}")
+        with settings.target_errors("comparing"):
+            for reader in self._target:
+                await reader.execute(f"{_BEGIN}; {BEFORE_TABLES}")
+        tables = await _tables(self._config, self._options, connect.Connections(self._source[0], self._target[0]))
+        return await _Both(self._options, again, self._source, self._target).compare(tables, at_lsn, 0.0)
 
 
 def say_all(found: VerifyResult) -> None:
     """Print the result in one line."""
-    _print(VerifyOptions(), found.verdicts, found.taken)
+    _print(VerifyOptions(), found)
+
+
+async def _tables(config: Config, options: VerifyOptions, ends: connect.Connections) -> list[PublishedTable]:
+    """Return the tables to compare, whose columns the target has."""
+    await slot.check_publications(ends.source, config.source.publications)
+    config.mapping.check_rows(options.tables)
+    tables = _chosen(options, await published_tables(ends.source, config.source.publications, config.mapping))
+    await on_target.check_columns(ends.target, [table.here() for table in tables])
+    return tables
 
 
 def _chosen(options: VerifyOptions, published: Sequence[PublishedTable]) -> list[PublishedTable]:
@@ -170,18 +232,15 @@ def _chosen(options: VerifyOptions, published: Sequence[PublishedTable]) -> list
     return [by_text[text] for text in options.tables] if options.tables else list(published)
 
 
-class _Both:
-    """Sessions on both ends that see one state; closed by the stack's owner."""
+class _Sessions:
+    """Sessions on both ends that see the snapshots of one LSN; closed by the stack's owner."""
 
-    def __init__(
-        self, config: Config, options: VerifyOptions, stack: AsyncExitStack, again: VerifyAgain | None
-    ) -> None:
-        self._again = again
+    def __init__(self, config: Config, options: VerifyOptions, stack: AsyncExitStack) -> None:
         self._config = config
         self._options = options
         self._stack = stack
-        self._source: list[slot.Connection] = []
-        self._seed = random.getrandbits(64)
+        self.source: list[slot.Connection] = []
+        self.target: list[settings.Connection] = []
 
     async def open_source(self, standing_lsn: int) -> int:
         """Open the sessions on the publisher while the daemon is paused; return the LSN that they see."""
@@ -202,11 +261,39 @@ class _Both:
             reader = await self._stack.enter_async_context(session)
             with slot.source_errors("comparing"):
                 await reader.execute(BEFORE_TABLES)
-            self._source.append(reader)
+            self.source.append(reader)
         return snapshot.lsn
 
-    async def compare(self, tables: Sequence[PublishedTable], taken: Snapshot) -> VerifyResult:
-        target = [await self._open_target(taken) for _ in range(self._options.connections)]
+    async def open_target(self, taken: Snapshot) -> None:
+        """Open the sessions on the target."""
+        for _ in range(self._options.connections):
+            conn = await self._stack.enter_async_context(await connect.open_target(self._config, "verify"))
+            with settings.target_errors("importing the snapshot"):
+                await conn.execute(_BEGIN)
+                await conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(taken.name)))
+                await conn.execute(BEFORE_TABLES)
+            self.target.append(conn)
+
+
+class _Both:
+    """The comparison by sessions of both ends, each of which sees one state of its end."""
+
+    def __init__(
+        self,
+        options: VerifyOptions,
+        again: VerifyAgain | None,
+        source: Sequence[slot.Connection],
+        target: Sequence[settings.Connection],
+    ) -> None:
+        self._again = again
+        self._options = options
+        self._source = source
+        self._target = target
+        self._seed = random.getrandbits(64)
+
+    async def compare(self, tables: Sequence[PublishedTable], at_lsn: int, pause_s: float) -> VerifyResult:
+        """Compare tables, and print a line for each."""
+        target = self._target
         ends = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
         types = await on_target.column_types(target[0], [table.here() for table in tables])
         leaves = await target_leaves(target[0], tables)
@@ -220,19 +307,17 @@ class _Both:
             parts = [part for end in ends for table in whole for part in end.parts(table)]
             bar.begin(len(parts), sum(max(1, part.pages) for part in parts), sum(p.estimated_rows for p in parts))
             if self._options.sampled_ranges:
-                verdicts = await self._side_by_side(compared, target, bar)
+                verdicts = await self._side_by_side(compared, bar)
             else:
                 verdicts = [self._said(await self._table(table, *ends, bar), bar) for table in compared]
-        return VerifyResult(verdicts=verdicts, taken=taken, tables=compared)
+        return VerifyResult(verdicts=verdicts, at_lsn=at_lsn, pause_s=pause_s, tables=compared)
 
     def _said(self, verdict: Verdict, bar: Bar) -> Verdict:
         if not self._options.as_json and not (self._options.is_brief and verdict.is_equal):
             bar.say(_line(verdict))
         return verdict
 
-    async def _side_by_side(
-        self, compared: Sequence[Compared], target: Sequence[settings.Connection], bar: Bar
-    ) -> list[Verdict]:
+    async def _side_by_side(self, compared: Sequence[Compared], bar: Bar) -> list[Verdict]:
         """Compare as many tables at once as sessions exist, and tables with many pages to read by all sessions.
 
         Of the tables compared before, the ones that took the least time come first, as long as time is left.
@@ -244,7 +329,7 @@ class _Both:
         async def one(table: Compared, ends: tuple[VerifyEnd, VerifyEnd]) -> None:
             spent_s = time.monotonic() - began_s
             if again is not None and (then := then_of[table.published.oid]) and spent_s + then.seconds > again.budget_s:
-                verdict = msgspec.structs.replace(then, table=table.published, equal_at=again.earlier.taken.at_lsn)
+                verdict = msgspec.structs.replace(then, table=table.published, equal_at=again.earlier.at_lsn)
             else:
                 verdict = await self._table(table, *ends, bar)
             found[table.published.oid] = self._said(verdict, bar)
@@ -253,7 +338,7 @@ class _Both:
             then = then_of[table.published.oid]
             return 0.0 if then is None else then.seconds
 
-        both = VerifyEnd(self._source, is_source=True), VerifyEnd(target, is_source=False)
+        both = VerifyEnd(self._source, is_source=True), VerifyEnd(self._target, is_source=False)
         large = [
             table for table in compared if not self._sample(table) and any(len(end.parts(table)) > 1 for end in both)
         ]
@@ -267,21 +352,13 @@ class _Both:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for number, ends in enumerate(zip(self._source, target, strict=True), 1):
+                for number, ends in enumerate(zip(self._source, self._target, strict=True), 1):
                     group.create_task(lane(*ends), name=f"verify-{number}")
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
         for table in sorted(large, key=expected_s):
             await one(table, both)
         return [found[table.published.oid] for table in compared]
-
-    async def _open_target(self, taken: Snapshot) -> settings.Connection:
-        conn = await self._stack.enter_async_context(await connect.open_target(self._config, "verify"))
-        with settings.target_errors("importing the snapshot"):
-            await conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            await conn.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(taken.name)))
-            await conn.execute(BEFORE_TABLES)
-        return conn
 
     async def _compared(
         self, table: PublishedTable, leaves: Sequence[Leaf], target_types: Mapping[str, int]
@@ -396,30 +473,29 @@ def _line(verdict: Verdict) -> str:
     return "\n".join([*lines, *map(copyable, verdict.statements)])
 
 
-def _print(options: VerifyOptions, verdicts: Sequence[Verdict], taken: Snapshot) -> None:
-    if options.as_json:
-        click.echo(json.dumps(document(verdicts, taken), indent=2))
-        return
-    click.echo(said(verdicts, taken))
+def _print(options: VerifyOptions, found: VerifyResult) -> None:
+    click.echo(json.dumps(document(found), indent=2) if options.as_json else said(found))
 
 
-def said(verdicts: Sequence[Verdict], taken: Snapshot) -> str:
+def said(found: VerifyResult) -> str:
     """Return what was found in one line."""
+    verdicts = found.verdicts
     different = sum(not verdict.is_equal for verdict in verdicts)
     words = f"{different} of {len(verdicts)} tables differ" if different else f"all {len(verdicts)} tables are equal"
     if sampled := sum(verdict.is_sampled for verdict in verdicts):
         words += f" (of {sampled} only a sample)"
     if left := sum(verdict.equal_at is not None for verdict in verdicts):
         words += f", {left} of them as of before"
-    return f"{words} at {format_lsn(taken.at_lsn)} (the daemon stood still for {taken.pause_s * 1000:.0f} ms)"
+    pause = f" (the daemon stood still for {found.pause_s * 1000:.0f} ms)" if found.pause_s else ""
+    return f"{words} at {format_lsn(found.at_lsn)}{pause}"
 
 
-def document(verdicts: Sequence[Verdict], taken: Snapshot) -> dict[str, object]:
+def document(found: VerifyResult) -> dict[str, object]:
     """Return what was found, as JSON has it."""
     return {
-        "at_lsn": format_lsn(taken.at_lsn),
-        "pause_s": round(taken.pause_s, 6),
-        "is_equal": all(verdict.is_equal for verdict in verdicts),
+        "at_lsn": format_lsn(found.at_lsn),
+        "pause_s": round(found.pause_s, 6),
+        "is_equal": found.is_equal,
         "tables": [
             {
                 "schema_name": verdict.table.schema,
@@ -434,6 +510,6 @@ def document(verdicts: Sequence[Verdict], taken: Snapshot) -> dict[str, object]:
                 "is_cut": verdict.is_cut,
                 "statements": list(verdict.statements),
             }
-            for verdict in verdicts
+            for verdict in found.verdicts
         ],
     }

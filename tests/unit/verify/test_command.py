@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from parapply.commands.snapshot_client import Snapshot
 from parapply.copy.leaves import Leaf
 from parapply.copy.published import PublishedTable
 from parapply.verify.canonical import Ranges
@@ -24,8 +23,7 @@ def test_a_table_that_is_another_one_by_now_is_not_known() -> None:
     )  # fmt: skip
     compared = Compared(published=table, target_leaves=(), ranges=Ranges(count=1))
     verdict = Verdict(table=table, source_rows=1, target_rows=1, found=(), is_cut=False)
-    taken = Snapshot(name="s", at_lsn=1, pause_s=0.0, slot_name="app", n_left_out=0)
-    again = VerifyAgain(VerifyResult(verdicts=[verdict], taken=taken, tables=[compared]), 1.0)
+    again = VerifyAgain(VerifyResult(verdicts=[verdict], at_lsn=1, pause_s=0.0, tables=[compared]), 1.0)
     replace = msgspec.structs.replace
     assert again.then(replace(table, leaves=(_leaf("t", pages=9),))) == (compared, verdict)
     assert again.then(replace(table, oid=8)) is None
