@@ -201,7 +201,11 @@ class _Cutover:
         elif notes.step is CutoverStep.PREPARING:
             await self._prepare_rest()
         if notes.step is CutoverStep.PREPARING:
+            # While clients wait, late transactions are looked for from the slot's restart point on. The second call
+            # moves it to the first.
+            await slot.log_running(self._ahead.source)
             await self._comparison.before()
+            await slot.log_running(self._ahead.source)
         if notes.step.is_before(CutoverStep.OPENING):
             # Even if it was done before: a standing fence is put up again, and sessions behind it are checked again.
             await self._fence()
