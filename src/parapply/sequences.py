@@ -8,20 +8,27 @@ Source: PostgreSQL manual, "CREATE SEQUENCE" (a sequence is a relation of one ro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 from psycopg import sql
 
-from parapply.errors import TargetLost, TargetRefused
+from parapply.errors import TargetRefused
 from parapply.source.slot import source_errors
 from parapply.state_mark import STATE_SCHEMAS_SQL
 from parapply.target.session.settings import rows, target_errors
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
     from parapply.connect import Connections
     from parapply.source import slot
+    from parapply.target.session.settings import Connection
+
+#: Schema and name.
+_Name: TypeAlias = tuple[str, str]
 
 #: Sequences read by one statement: far below what the parser's stack takes.
 _AT_ONCE = 200
@@ -65,14 +72,46 @@ class SequenceOutcome(msgspec.Struct, frozen=True, kw_only=True):
 async def carry(ends: Connections, how: SequenceOptions) -> list[SequenceOutcome]:
     """Bring every sequence forward that is behind on the target; return the outcome of each.
 
+    A few round trips for many, because a cut-over lets clients wait for it.
+
     Raises:
         SourceRefused, SourceLost, TargetLost: an end is not there, or does not let them be read.
     """
     here = await _source_sequences(ends.source)
-    return [await _one(ends, name, *found, how) for name, found in here.items()]
+    found: list[SequenceOutcome] = []
+    names = list(here)
+    for first in range(0, len(names), _AT_ONCE):
+        some = names[first : first + _AT_ONCE]
+        there = await _for_all_or_each(some, partial(_target_values, ends.target))
+        wanted = {name: _wanted(*here[name], how) for name in some}
+        outcomes = {name: _outcome(name, here[name][0], wanted[name], there.get(name), how) for name in some}
+        moved = [name for name in some if outcomes[name].outcome == "moved"]
+        if moved and not how.is_dry:
+            done = await _for_all_or_each(moved, partial(_set, ends.target, wanted))
+            outcomes |= {
+                name: _refused(name, error) for name, error in done.items() if isinstance(error, TargetRefused)
+            }
+        found += outcomes.values()
+    return found
 
 
-async def _source_sequences(conn: slot.Connection) -> dict[tuple[str, str], tuple[int, Value]]:
+async def _for_all_or_each(
+    names: Sequence[_Name], act: Callable[[Sequence[_Name]], Awaitable[dict[_Name, Value]]]
+) -> dict[_Name, Value | TargetRefused]:
+    """Act on all at once; where that is refused, on each, and return what it gave or why it was refused."""
+    try:
+        return {**await act(names)}
+    except TargetRefused:
+        found: dict[_Name, Value | TargetRefused] = {}
+        for name in names:
+            try:
+                found |= await act([name])
+            except TargetRefused as error:
+                found[name] = error
+        return found
+
+
+async def _source_sequences(conn: slot.Connection) -> dict[_Name, tuple[int, Value]]:
     """Return increment and value of every sequence on the publisher, by schema and name."""
     # Sequences that number the rows of parapply's tables are left out, because each side counts independently.
     listed = sql.SQL(
@@ -81,7 +120,7 @@ async def _source_sequences(conn: slot.Connection) -> dict[tuple[str, str], tupl
         " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
         " WHERE n.nspname NOT IN (SELECT schema_name FROM {} AS own UNION ALL SELECT {}) ORDER BY 1, 2"
     ).format(sql.SQL(STATE_SCHEMAS_SQL), sql.Literal(QUEUE[0]))
-    found: dict[tuple[str, str], tuple[int, Value]] = {}
+    found: dict[_Name, tuple[int, Value]] = {}
     with source_errors("reading the sequences"):
         names = await (await conn.execute(listed)).fetchall()
         for first in range(0, len(names), _AT_ONCE):
@@ -100,45 +139,69 @@ async def _source_sequences(conn: slot.Connection) -> dict[tuple[str, str], tupl
     return found
 
 
-async def _one(
-    ends: Connections, name: tuple[str, str], increment: int, value: Value, how: SequenceOptions
-) -> SequenceOutcome:
-    schema, sequence = name
-    wanted = value
-    if how.ahead and value.is_called:
-        wanted = Value(last_value=value.last_value + how.ahead * increment, is_called=True)
-
-    def outcome(kind: str, before: Value | None, reason: str = "") -> SequenceOutcome:
-        after = wanted if kind == "moved" else before
-        return SequenceOutcome(
-            schema_name=schema, sequence_name=sequence, before=before, after=after, outcome=kind, reason=reason
+async def _target_values(conn: Connection, names: Sequence[_Name]) -> dict[_Name, Value]:
+    """Return the value of each sequence that the target has."""
+    quoted = [sql.Identifier(*name) for name in names]
+    listed = sql.SQL(
+        "SELECT w.number - 1 FROM pg_catalog.unnest($1::text[]) WITH ORDINALITY AS w(name, number)"
+        " JOIN pg_catalog.pg_class AS c ON c.oid = pg_catalog.to_regclass(w.name) AND c.relkind = 'S'"
+    )
+    with target_errors(f"reading {_shown(names)}"):
+        numbers = [number for (number,) in await rows(conn, listed, [[one.as_string(None) for one in quoted]])]
+        if not numbers:
+            return {}
+        query = sql.SQL(" UNION ALL ").join(
+            [
+                sql.SQL("SELECT {}::int, last_value, is_called FROM {}").format(sql.Literal(number), quoted[number])
+                for number in numbers
+            ]
         )
-
-    quoted = sql.Identifier(schema, sequence)
-    exists = sql.SQL("SELECT EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = to_regclass($1) AND relkind = 'S')")
-    try:
-        with target_errors(f"reading the sequence {schema}.{sequence}"):
-            ((is_there,),) = await rows(ends.target, exists, [quoted.as_string(None)])
-            if not is_there:
-                return outcome("missing", None, "there is no such sequence on the target")
-            query = sql.SQL("SELECT last_value, is_called FROM {}").format(quoted)
-            ((last_value, is_called),) = await rows(ends.target, query)
-        before = Value(last_value=last_value, is_called=is_called)
-        if before == wanted:
-            return outcome("equal", before)
-        distance = wanted.following(increment) - before.following(increment)
-        if distance * increment <= 0 and not how.is_exact:
-            return outcome("ahead", before)
-        if not how.is_dry:
-            await _set(ends, quoted, wanted)
-    except TargetLost:
-        raise
-    except TargetRefused as error:
-        return outcome("refused", None, str(error))
-    return outcome("moved", before)
+        found = await rows(conn, query)
+    return {names[number]: Value(last_value=last, is_called=is_called) for number, last, is_called in found}
 
 
-async def _set(ends: Connections, quoted: sql.Identifier, wanted: Value) -> None:
-    query = sql.SQL("SELECT pg_catalog.setval($1::regclass, $2::bigint, $3::bool)")
-    with target_errors(f"setting the sequence {quoted.as_string(None)}"):
-        await rows(ends.target, query, [quoted.as_string(None), wanted.last_value, wanted.is_called])
+async def _set(conn: Connection, wanted: Mapping[_Name, Value], names: Sequence[_Name]) -> dict[_Name, Value]:
+    """Set some sequences, which no rollback undoes, and return their values."""
+    query = sql.SQL(
+        "SELECT pg_catalog.setval(w.name::regclass, w.last, w.is_called)"
+        " FROM unnest($1::text[], $2::bigint[], $3::bool[]) AS w(name, last, is_called)"
+    )
+    values = [wanted[name] for name in names]
+    with target_errors(f"setting {_shown(names)}"):
+        quoted = [sql.Identifier(*name).as_string(None) for name in names]
+        await rows(conn, query, [quoted, [one.last_value for one in values], [one.is_called for one in values]])
+    return dict(zip(names, values, strict=True))
+
+
+def _shown(names: Sequence[_Name]) -> str:
+    return f"the sequence {'.'.join(names[0])}" if len(names) == 1 else f"{len(names)} sequences"
+
+
+def _wanted(increment: int, value: Value, how: SequenceOptions) -> Value:
+    ahead = how.ahead * increment if value.is_called else 0
+    return Value(last_value=value.last_value + ahead, is_called=value.is_called)
+
+
+def _outcome(
+    name: _Name, increment: int, wanted: Value, before: Value | TargetRefused | None, how: SequenceOptions
+) -> SequenceOutcome:
+    """Return what is to be done with a sequence that has this value on the target."""
+    if isinstance(before, TargetRefused):
+        return _refused(name, before)
+    kind, after, reason = "moved", wanted if before is not None else None, ""
+    if before is None:
+        kind, reason = "missing", "there is no such sequence on the target"
+    elif before == wanted:
+        kind = "equal"
+    elif (wanted.following(increment) - before.following(increment)) * increment <= 0 and not how.is_exact:
+        kind, after = "ahead", before
+    return SequenceOutcome(
+        schema_name=name[0], sequence_name=name[1], before=before, after=after, outcome=kind, reason=reason
+    )
+
+
+def _refused(name: _Name, error: TargetRefused) -> SequenceOutcome:
+    schema, sequence = name
+    return SequenceOutcome(
+        schema_name=schema, sequence_name=sequence, before=None, after=None, outcome="refused", reason=str(error)
+    )
