@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.fixtures.pair import SECRET, Pair, pair
+from tests.fixtures.plain import WORKER_IS_BLOCKED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,6 +187,32 @@ def test_t48_column_types_change_under_prepared_statements(pair: Pair) -> None:
     pair.write("UPDATE u SET n = 'no number'", "INSERT INTO u VALUES (1, 'neither', 'y')")
     check_went_on(daemon)
     assert daemon.events_of("batch_retried")
+    pair.check_equal()
+
+
+def test_t48_a_type_changes_again_while_a_transaction_is_repeated(pair: Pair) -> None:
+    """The tables are read again as often as they have changed: it is the second change that meets the repeat (T-48)."""
+    pair.create(_TABLE)
+    daemon = pair.start(settings={"apply.max_batch_transactions": 1})
+    pair.write("INSERT INTO t VALUES (1, 'v', 1)")
+    daemon.wait_caught_up()
+    with ExitStack() as sessions:
+        holder = sessions.enter_context(pair.target.connect())
+        holder.execute("BEGIN; ALTER TABLE t ALTER n TYPE bigint")
+        pair.write("INSERT INTO t VALUES (2, 'v', 2)")
+        for kind in ("numeric", "bigint", "numeric"):
+            pair.target.wait_until(WORKER_IS_BLOCKED)
+            waiting = sessions.enter_context(pair.target.connect())
+            altering = threading.Thread(target=waiting.execute, args=(f"BEGIN; ALTER TABLE t ALTER n TYPE {kind}",))
+            altering.start()
+            pair.target.wait_until("SELECT count(*) = 2 FROM pg_locks WHERE relation = 't'::regclass AND NOT granted")
+            # The worker is first in the queue, and fails; what it tries next waits for the other session.
+            holder.execute("COMMIT")
+            altering.join()
+            holder = waiting
+        pair.target.wait_until(WORKER_IS_BLOCKED)
+        holder.execute("COMMIT")
+    check_went_on(daemon)
     pair.check_equal()
 
 

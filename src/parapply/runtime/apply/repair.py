@@ -72,17 +72,28 @@ class Repair:
             TargetRefused: a table can no longer be written to.
             TargetLost: the connection ended, or the target could not be asked.
         """
-        if failure.sqlstate or attempts.is_refreshed:
+        if failure.sqlstate:
             return False
         try:
             found = [await self._session.fetch(check) for check in code_check(commands, self._kit.tables.role)]
         except StatementFailed as error:
             raise TargetLost(f"target: code on it could not be looked for: {error.sqlstate}") from error
-        if not any(found):
-            return False
-        attempts.is_refreshed = True
-        await self._kit.tables.refresh({command.plan.relation for command in commands})
-        return True
+        return any(found) and await self._rereads(commands, attempts)
+
+    async def _rereads(self, commands: Sequence[Command], attempts: Attempts) -> bool:
+        """Read the tables of commands again, and return whether that may help: the first time, or if one has changed.
+
+        Tables may be altered several times while one transaction is tried.
+
+        Raises:
+            TargetRefused, TargetLost: as `learns`.
+        """
+        tables = self._kit.tables
+        await tables.refresh({command.plan.relation for command in commands})
+        known = tables.plans.known
+        has_changed = any(known[one.plan.relation].facts != one.plan.facts for one in commands)
+        is_first, attempts.is_refreshed = not attempts.is_refreshed, True
+        return is_first or has_changed
 
     async def look_at(
         self,
@@ -98,20 +109,28 @@ class Repair:
             ApplyFailed: it makes no sense to.
             TryLater: not now.
         """
-        judged = classify(failure)
-        if judged is FailureClass.AGAIN:
-            await asyncio.sleep(attempts.again_s())
-            return
-        if judged is FailureClass.STALE and not attempts.is_refreshed:
-            attempts.is_refreshed = True
-            await self._session.forget_statements()
-            self._local = None
-            await self._kit.tables.refresh({command.plan.relation for command in commands})
+        if await self.may_repeat(failure, commands, attempts):
             return
         failed = command_of(failure, commands)
         retried = not attempts.stops_on_error
         error = apply_failed(failure, failed, transaction.xid, transaction.end_lsn, is_retried=retried)
         await self._wait(job, error, attempts)
+
+    async def may_repeat(self, failure: StatementFailed, commands: Sequence[Command], attempts: Attempts) -> bool:
+        """Return whether the same may be tried again, when it may.
+
+        Raises:
+            TargetRefused, TargetLost: as `learns`.
+        """
+        judged = classify(failure)
+        if judged is FailureClass.AGAIN:
+            await asyncio.sleep(attempts.again_s())
+            return True
+        if judged is FailureClass.FINAL:
+            return False
+        await self._session.forget_statements()
+        self._local = None
+        return await self._rereads(commands, attempts)
 
     async def stopped(self, job: Job, stop: ConflictStop, transaction: Transaction, attempts: Attempts) -> None:
         """Record a conflict that stops its transaction, then stop or wait; the transaction is rolled back.
@@ -195,10 +214,8 @@ class PieceRepair:
         """
         self.check_wanted()
         await self._check_outcome(piece)
-        judged = classify(failure)
-        if judged is FailureClass.FINAL or (judged is FailureClass.STALE and attempts.is_refreshed):
+        if not await self._repair.may_repeat(failure, commands, attempts):
             raise DataFailed(failure, command_of(failure, commands))
-        await self._repair.look_at(self._job, failure, commands, piece, attempts)
 
     async def learns(self, failure: StatementFailed, commands: Sequence[Command], attempts: Attempts) -> bool:
         """Do what `Repair.learns` does; the piece is undone."""
