@@ -240,7 +240,7 @@ def _check_beside_a_copy(ends: Ends) -> None:
 
 
 def _check_after_the_fence(ends: Ends) -> None:
-    """A row that differs since the first comparison is found, also where its sessions were ended meanwhile."""
+    """A row that differs since the first comparison is found, also where the sessions that compare were ended."""
     for damage in ("", _END_VERIFYING):
         with ends.held("cutover_fencing") as done:
             ends.source.execute(damage)

@@ -180,7 +180,7 @@ async def ends_at_rest(config: Config, options: VerifyOptions) -> AsyncIterator[
 class EndsAtRest:
     """Sessions that see both sides as they are, not through snapshots of one LSN, which the daemon would have to make.
 
-    What they find equal is equal if nothing was written meanwhile. What they find different may be so because it was.
+    If nothing is written, equal rows are equal at one LSN. A row that is written may look like a difference.
     """
 
     def __init__(
