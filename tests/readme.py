@@ -38,8 +38,8 @@ version. A target has the state schema already, unless its test is marked `bare_
 are left out, and the last lines say so.
 
 The seed that a run prints chooses what has its turn: one of the variants of a test that are marked `in_turn`, and of
-the files in `system` and `analysis` those marked `each_session` and one in three of the others. A run that names files
-runs them. `--every-variant` runs all, and the tests marked `long`.
+the files in `system`, `integration` and `analysis` those marked `each_session` and one in three of the others. A run
+that names files runs them. `--every-variant` runs all, and the tests marked `long`.
 
 ## Where the tests of a rule are
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tests.fixtures.databases import Database
 
+pytestmark = pytest.mark.each_session
+
 SLOT_ID = 1_000_000_007  # near the top: its keys must still be ints
 #: The key the orphan waits for inside its transaction; the test holds it.
 GATE = 4711

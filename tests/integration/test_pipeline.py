@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from tests.fixtures.databases import Database
 
+pytestmark = pytest.mark.each_session
+
 _LENGTH = Sql(name=b"length", text=b"SELECT length($1::text)", n_parameters=1, is_set=False, positions=())
 _LARGE = Sql(
     name=b"large", text=b"SELECT FROM generate_series(1, length($1) % 10)", n_parameters=1, is_set=False, positions=()

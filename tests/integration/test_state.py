@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
 
+pytestmark = pytest.mark.each_session
+
 #: Everything that breaks naive quoting (trap T-60).
 NASTY = "S.p %s \"x\" {c} 'q'"
 NEW = state.NewSlot(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from tests.fixtures.databases import Database
 
+pytestmark = pytest.mark.each_session
+
 
 @pytest.fixture
 def worker(target_db: Database) -> Iterator[Worker]:
