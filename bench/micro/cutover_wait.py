@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _SETTINGS: Final[dict[str, Setting]] = {"wal_level": "logical", "shared_buffers": "512MB", "max_wal_size": "4GB"}
 _BANK: Final = "bank"
 _CLIENTS: Final = 8
-_STEADY_S: Final = 5.0
+_STEADY_S: Final = 20.0
 _POLL_S: Final = 0.1
 #: pgbench's TPC-B.
 _STATEMENTS: Final = """

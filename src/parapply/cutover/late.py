@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from parapply.check.server import read_rows
+from parapply.cutover import fence
 from parapply.errors import SlotBusy
 from parapply.source import slot
 from parapply.source.options import start_options
@@ -72,6 +73,9 @@ async def count(source: Connection, config: Config, low_lsn: int) -> int:
     version, wanted = source.info.server_version, config.source
     found = start_options(version, wanted.publications, wanted.origin, two_phase=wanted.two_phase)
     words = [word for pair in found for word in pair]
+    # WAL may be flushed to the end of a page, within a record. The slot is read up to there and waits for the rest,
+    # which a fenced server flushes after 15 s. A durable commit flushes it now.
+    await fence.mark(source)
     with source_errors("reading what came after the fence"):
         changes = await read_rows(source, _CHANGES, [config.source.slot, words])
         own = {oid for (oid,) in await read_rows(source, _OWN, list(QUEUE))}
