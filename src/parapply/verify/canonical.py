@@ -57,6 +57,15 @@ _ORDERED_TYPES = {
     1184: "timestamptz",
     2950: "uuid",
 }
+#: The least and the largest value of each of them. A range that is open at one end is a third of a table to the planner
+#: while that has no statistics, and all pages of it would be read.
+_ENDS = {
+    "int8": ("-9223372036854775808", "9223372036854775807"),
+    "date": ("-infinity", "infinity"),
+    "timestamp": ("-infinity", "infinity"),
+    "timestamptz": ("-infinity", "infinity"),
+    "uuid": ("00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"),
+}
 
 
 class Ranges(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,9 +169,13 @@ def rows_of(
 def _between(ranges: Ranges, number: int) -> sql.Composed:
     """Return the condition for one range, in the form that the key's index answers."""
     column, type_name = sql.Identifier(ranges.column), sql.Identifier("pg_catalog", ranges.type_name)
-    terms = []
-    if number > 0:
-        terms.append(sql.SQL("{} >= {}::{}").format(column, sql.Literal(ranges.bounds[number - 1]), type_name))
-    if number < len(ranges.bounds):
-        terms.append(sql.SQL("{} < {}::{}").format(column, sql.Literal(ranges.bounds[number]), type_name))
-    return sql.SQL("({})").format(sql.SQL(" AND ").join(terms))
+    bounds = ranges.bounds
+    least, largest = _ENDS[ranges.type_name]
+    is_last = number == len(bounds)
+    return sql.SQL("({column} >= {begin}::{type} AND {column} {before} {end}::{type})").format(
+        column=column,
+        type=type_name,
+        begin=sql.Literal(bounds[number - 1] if number else least),
+        before=sql.SQL("<=" if is_last else "<"),
+        end=sql.Literal(largest if is_last else bounds[number]),
+    )
