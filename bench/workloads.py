@@ -258,6 +258,67 @@ _ALL: Final = (
         state=_FOREIGN_KEYS_STATE,
         settings=("target.session_replication_role=replica",),
     ),
+    Workload(
+        name="orders",
+        text="an order with four lines; customer, stock of an item that many want, and the order before are updated",
+        transactions=50_000,
+        state=("serial",),
+        is_bulk_possible=False,
+    ),
+    Workload(
+        name="sysbench",
+        text="the statements of sysbench's oltp_write_only on eight tables",
+        transactions=100_000,
+        is_bulk_possible=False,
+    ),
+    Workload(
+        name="exclusion",
+        text="single-row inserts of ranges that an exclusion constraint keeps apart",
+        transactions=100_000,
+        state=("serial",),
+    ),
+    Workload(
+        name="identity-index",
+        text="updates of a table whose replica identity is a unique index on a text",
+        transactions=200_000,
+        is_bulk_possible=False,
+    ),
+    Workload(
+        name="mixed-sizes",
+        text="single updates; one transaction in a hundred updates 3,000 rows",
+        transactions=30_000,
+        state=("serial",),
+    ),
+    Workload(
+        name="gin",
+        text="a small document comes, another changes; a GIN index",
+        transactions=30_000,
+        state=("serial",),
+    ),
+    Workload(
+        name="savepoints",
+        text="an insert, and an update in a subtransaction; one of three is rolled back",
+        transactions=100_000,
+        state=("serial",),
+    ),
+    Workload(
+        name="text-keys",
+        text="an insert and an update of a table whose primary key is two texts",
+        transactions=100_000,
+        state=("serial",),
+    ),
+    Workload(
+        name="large-values",
+        text="updates of all of a row with 8 kB out of line",
+        transactions=20_000,
+    ),
+    Workload(
+        name="cascades",
+        text="a parent is deleted, and three children with it",
+        transactions=30_000,
+        state=("serial",),
+        is_bulk_possible=False,
+    ),
 )
 
 WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType({workload.name: workload for workload in _ALL})

@@ -119,7 +119,8 @@ class Epoch:
         self._until = until
         self._ends = ends
         self._applylog_writer = applylog_writer
-        self._log = get_logger()
+        # Bound once, because each commit logs.
+        self._log = get_logger().bind()
         loop = asyncio.get_running_loop()
         self._log_run = LogRun(config.source.slot, new_run(), time.time() - loop.time())
         self._idle = asyncio.Event()

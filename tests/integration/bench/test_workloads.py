@@ -179,6 +179,51 @@ PROOFS = {
         "old orders went": "SELECT count(*) < 10000 FROM orders WHERE id <= 10000",
         "customers went": "SELECT n_tup_del > 0 FROM pg_stat_user_tables WHERE relname = 'customers'",
     },
+    "orders": {
+        "four lines each": f"SELECT count(*) = 4 * {FEW} FROM lines",
+        "all but the clients' last are shipped": "SELECT count(*) = 2 FROM orders WHERE status = 'open'",
+        "items that many want": "SELECT count(*) < 80 FROM items WHERE stock < 1000000",
+    },
+    "sysbench": {
+        "eight tables": "SELECT count(*) = 8 FROM pg_tables WHERE tablename ~ '^sbtest[1-8]$'",
+        "two updates, and a row for a row": f"SELECT sum(n_tup_upd) = 2 * {FEW} AND sum(n_tup_del) = {FEW} "
+        f"AND sum(n_tup_ins) = 8000 + {FEW} FROM pg_stat_user_tables WHERE relname ~ '^sbtest'",
+    },
+    "exclusion": {
+        "bookings came": f"SELECT count(*) = 1000 + {FEW} FROM bookings",
+        "and may not overlap": "SELECT count(*) = 1 FROM pg_constraint WHERE contype = 'x' "
+        "AND conrelid = 'bookings'::regclass",
+    },
+    "identity-index": {
+        "updates": f"SELECT sum(balance) = {FEW} AND count(*) = 10000 FROM accounts",
+        "known by an index, and no key": "SELECT relreplident = 'i' AND NOT EXISTS (SELECT FROM pg_index "
+        "WHERE indrelid = c.oid AND indisprimary) FROM pg_class AS c WHERE oid = 'accounts'::regclass",
+    },
+    "mixed-sizes": {
+        "one transaction of each client is large": f"SELECT sum(balance) = {FEW} - 2 + 2 * 3000 FROM accounts",
+    },
+    "gin": {
+        "documents came": f"SELECT count(*) = 1000 + {FEW} FROM documents",
+        "others changed": "SELECT count(*) > 50 FROM documents WHERE body ->> 'state' ~ '^read by'",
+        "all are in the index": "SELECT count(*) = 1 FROM pg_indexes WHERE indexdef ~ 'USING gin'",
+    },
+    "savepoints": {
+        "orders came": f"SELECT count(*) = {FEW} FROM orders",
+        "two of three updates": "SELECT sum(balance) = 68 FROM accounts",
+    },
+    "text-keys": {
+        "rows came": f"SELECT count(*) = 10000 + {FEW} FROM stock",
+        "and were updated": f"SELECT sum(amount) = {FEW} FROM stock",
+    },
+    "large-values": {
+        "updates": f"SELECT sum(revision) = {FEW} FROM pages",
+        "of 8 kB out of line": "SELECT min(octet_length(body)) = 8192 AND pg_relation_size((SELECT reltoastrelid "
+        "FROM pg_class WHERE oid = 'pages'::regclass)) > 200 * 8192 FROM pages",
+    },
+    "cascades": {
+        "parents went": f"SELECT count(*) = 10000 - {FEW} FROM parents",
+        "with their children": f"SELECT count(*) = 30000 - 3 * {FEW} FROM children",
+    },
 }
 
 pytestmark = pytest.mark.slow
