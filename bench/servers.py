@@ -101,6 +101,20 @@ def placed(stage: Stage, alone: Alone | None) -> Iterator[None]:
             _move(one, cores)
 
 
+@contextmanager
+def placed_on_one(stage: Stage) -> Iterator[None]:
+    """Have the subscriber and what this process starts share the first core."""
+    cores = os.sched_getaffinity(0)
+    one = {min(cores)}
+    try:
+        _move(stage.target, one)
+        os.sched_setaffinity(0, one)
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+        _move(stage.target, cores)
+
+
 def _move(server: Cluster, cores: set[int]) -> None:
     postmaster = psutil.Process(server.pid)
     for process in (postmaster, *postmaster.children()):
