@@ -64,7 +64,7 @@ def _target(name: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _measured(capture: Path, dsn: str, log: Path, rounds: int, set_: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a cell for each of the others' settings, and one for the first, which shows how much runs differ.
+    """Predict and replay, and return `cells`.
 
     Raises:
         DemoError: a replay failed, or its tables differ.
@@ -72,26 +72,35 @@ def _measured(capture: Path, dsn: str, log: Path, rounds: int, set_: Sequence[st
     words = [word for one in (_LEARNT, *_OTHERS) for word in ("--run", one)]
     call = ("replay", str(capture), "--target", dsn, *[w for one in set_ for w in ("--set", one)], *words, "--json")
     predicted = json.loads(parapply(*call, "--predict", str(log)))["runs"]
-    found = [json.loads(parapply(*call, "--again"))["runs"] for _ in range(rounds)]
-    cells = []
+    return cells(predicted, [json.loads(parapply(*call, "--again"))["runs"] for _ in range(rounds)])
+
+
+def cells(predicted: Sequence[dict[str, Any]], found: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return a cell for each of the settings; the first ones, which are not predicted, show how much runs differ.
+
+    Args:
+        predicted: runs as a replay with --predict prints them.
+        found: the same of each replay without.
+    """
+    judged = []
     for index, run in enumerate(predicted):
         seconds = [one[index]["seconds"] for one in found]
         said = run["predicted"] or dict.fromkeys(("seconds", "least_s", "most_s"), run["seconds"]) | {"limit": ""}
         middle = statistics.median(seconds)
         error = said["seconds"] / middle - 1
-        cells.append(
+        judged.append(
             {
                 "settings": run["settings"], "is_learnt_from": not index, "seconds": seconds, "predicted": said,
                 "error": error, "is_good": abs(error) <= GOOD, "is_within": said["least_s"] <= middle <= said["most_s"],
             }
         )  # fmt: skip
-    return cells
+    return judged
 
 
 def _table(targets: dict[str, list[dict[str, Any]]]) -> Table:
     table = Table("target", "settings", "measured s", "predicted s", "interval", "error", "limit", box=None)
-    for name, cells in targets.items():
-        for cell in cells:
+    for name, judged in targets.items():
+        for cell in judged:
             said = cell["predicted"]
             is_first = cell["is_learnt_from"]
             interval = "" if is_first else f"{said['least_s']:.2f} to {said['most_s']:.2f}"
@@ -130,7 +139,7 @@ def command(  # noqa: PLR0913  one for each option
     except ParapplyError as error:
         raise click.ClickException(str(error)) from error
     output.console.print(_table(targets))
-    judged = [cell for cells in targets.values() for cell in cells if not cell["is_learnt_from"]]
+    judged = [cell for each in targets.values() for cell in each if not cell["is_learnt_from"]]
     n_good, n_within = (sum(cell[key] for cell in judged) for key in ("is_good", "is_within"))
     output.say(f"{n_good} of {len(judged)} within {GOOD:.0%}; the interval holds {n_within} of them.")
     content = {
