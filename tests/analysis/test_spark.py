@@ -5,17 +5,21 @@ from __future__ import annotations
 import gzip
 import shutil
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyarrow import parquet
 
+from parapply.analysis import lines
 from parapply.analysis.compute import QUERIES
+from parapply.analysis.engine import STORED
 from parapply.analysis.follow import stream
 from parapply.analysis.job import ReportRequest, convert, show
 from parapply.analysis.progress import Silent
-from parapply.analysis.spark import SparkEngine
-from parapply.analysis.store import Store
+from parapply.analysis.spark import SparkEngine, shares_of
+from parapply.analysis.store import SUFFIXES, Store
 from parapply.analysis.views import Scope, make_views
 from parapply.errors import ReportRefused
 from tests.analysis.hand_log import RECORDS, batch, comparable, write, write_everything
@@ -98,3 +102,55 @@ def test_what_java_may_not_read_is_no_matter_of_memory(spark: SparkSession) -> N
     denied = java.java.io.FileNotFoundException("/log/apply-1.jsonl (Permission denied)")
     with pytest.raises(ReportRefused, match="Permission denied"), SparkEngine(spark).errors():
         raise Py4JJavaError("denied", denied)
+
+
+def test_rows_of_a_slots_day_are_read_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """Of a slot's day only the files of the day are opened, and of these only pages that have the slot.
+
+    A large load has a file for each share of the slots, a small one has one for a day: its slots are neighbours there.
+    """
+    log, engine = tmp_path / "log", SparkEngine(spark)
+    slots = [f"slot_{n:02}" for n in range(16)]
+    for day, begin in (("20261121", 20), ("20261122", 86_420)):
+        for slot in slots:
+            records = [batch(n, slot=slot, committed_at=begin + n) for n in range(1, 41)]
+            write(log, f"apply-{slot}-{day}T000000Z-1-1.jsonl", records)
+    request = ReportRequest(log=str(log), out=str(tmp_path / "out"))
+    spark.sparkContext._jsc.hadoopConfiguration().set("parquet.page.row.count.limit", "40")
+    convert(engine, request, Silent())
+    store = Store(engine, request.out)
+    store.open({"2026-11-22"})
+    assert {path.rsplit("/", 2)[1] for path in spark.table(STORED).inputFiles()} == {"day=2026-11-22"}
+    assert len(spark.table(STORED).inputFiles()) == 1
+    assert _read(spark, "SELECT seq FROM all_batch") == (640, 640)
+    n_rows, n_read = _read(spark, "SELECT seq FROM all_batch WHERE slot = 'slot_07'")
+    assert n_rows == 40
+    assert n_read <= 4 * 40
+    files = [replace(file, size_bytes=1 << 26) for file in engine.storage.files(request.log, SUFFIXES)]
+    assert shares_of(files) == 4
+    # As in a report, but that tasks of little are not put together.
+    settings = {"shuffle.partitions": "64", "adaptive.enabled": "true", "adaptive.coalescePartitions.enabled": "false"}
+    before = {name: spark.conf.get(f"spark.sql.{name}", "true") for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(f"spark.sql.{name}", value)
+        engine.read_lines(files, request.log)
+        engine.write(lines.records(engine.words), str(tmp_path / "large"))
+    finally:
+        for name, was in before.items():
+            spark.conf.set(f"spark.sql.{name}", str(was))
+    for day in ("2026-11-21", "2026-11-22"):
+        found = [
+            set(parquet.read_table(path, columns=["slot"], partitioning=None)["slot"].to_pylist())
+            for path in (tmp_path / "large" / "record=batch" / f"day={day}").glob("*.parquet")
+        ]
+        assert 2 <= len(found) <= 4
+        assert sum(map(len, found)) == len(set().union(*found)) == len(slots)
+
+
+def _read(spark: SparkSession, query: str) -> tuple[int, int]:
+    """Return the numbers of rows of a query, and of rows that were read from files for it."""
+    rows: Any = spark.sql(query)
+    n_rows = len(rows.collect())
+    leaves = rows._jdf.queryExecution().executedPlan().collectLeaves()
+    return n_rows, sum(leaves.apply(n).metrics().apply("numOutputRows").value() for n in range(leaves.size()))

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from parapply.analysis.job import ReportRequest, make_report
-from parapply.analysis.store import Store
+from parapply.analysis import sections_culprit
+from parapply.analysis.duck import DuckEngine
+from parapply.analysis.figures import FIGURES
+from parapply.analysis.job import ReportRequest, convert, make_report
+from parapply.analysis.local import LocalStorage
+from parapply.analysis.progress import Silent
+from parapply.analysis.storage import StoredFile
+from parapply.analysis.store import Store, groups
 from parapply.errors import ReportFailed, ReportRefused
 from tests.analysis.hand_log import batch, comparable, write
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from parapply.analysis.duck import DuckEngine
     from parapply.analysis.job import ReportOutcome
     from parapply.applylog_schema import Record
 
@@ -27,6 +35,51 @@ pytestmark = pytest.mark.timeout(900)
 _DAY_S: Final = 86_400
 #: Days of a file of the log that is not the newest.
 _MONTH: Final = 30
+
+
+class _Counted(DuckEngine):
+    """An engine that counts what it opens and writes, and what its storage lists and reads."""
+
+    def __init__(self) -> None:
+        super().__init__("1g", 2)
+        self.lines = 0  # files of the log
+        self.opened: Counter[str] = Counter()  # files of Parquet by kind and day, each once
+        self.written: Counter[str] = Counter()
+        self.small = Counter[str]()  # folders listed, and small files read, by name
+        self.storage = _CountedStorage(self.small)
+        self._seen: set[Path] = set()
+
+    def forget(self) -> None:
+        self.lines = 0
+        for counts in (self.opened, self.written, self.small, self._seen):
+            counts.clear()
+
+    def read_lines(self, files: Sequence[StoredFile], log: str) -> None:
+        self.lines += len(files)
+        super().read_lines(files, log)
+
+    def open_stored(self, root: str, folders: Sequence[str]) -> None:
+        paths = {path for folder in folders for path in Path(folder).rglob("*.parquet")}
+        self.opened.update("/".join(path.parts[-3:-1]) for path in paths - self._seen)
+        self._seen |= paths
+        super().open_stored(root, folders)
+
+    def write(self, query: str, folder: str) -> None:
+        super().write(query, folder)
+        self.written.update("/".join(path.parts[-3:-1]) for path in Path(folder).rglob("*.parquet"))
+
+
+class _CountedStorage(LocalStorage):
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+
+    def files(self, folder: str, suffix: str | tuple[str, ...] = "") -> list[StoredFile]:
+        self._counts[Path(folder).name] += 1
+        return super().files(folder, suffix)
+
+    def read_text(self, text: str) -> str:
+        self._counts[Path(text).name] += 1
+        return super().read_text(text)
 
 
 class _Heard:
@@ -155,3 +208,76 @@ def test_rows_of_an_older_version_are_written_again_once(engine: DuckEngine, tmp
     assert _tables(after) == _tables(before)
     assert not list(records.glob("record=*"))
     assert [path.name for path in (records / "_manifest").iterdir()] == ["000002.json"]
+
+
+def test_a_new_day_costs_the_same_after_many(tmp_path: Path) -> None:
+    """A run reads the day's files of the log, and opens and writes its rows, once, after any number of days.
+
+    The log is listed once, an entry of the manifest and a month's sums are read once. A late record opens its day.
+    """
+    costs = []
+    slots = ("a", "b", "c")
+    for n_days in (3, 60):
+        log, out = tmp_path / f"log-{n_days}", tmp_path / f"out-{n_days}"
+        request = ReportRequest(log=str(log), out=str(out), what_if=None, window=timedelta(hours=12))
+        with closing(_Counted()) as engine:
+            _write_days(log, slots, range(n_days))
+            make_report(engine, request, Silent())
+            engine.forget()
+            _write_days(log, slots, range(n_days, n_days + 1))
+            make_report(engine, request, Silent())
+            (day,) = engine.written
+            assert engine.opened == engine.written == {day: 1}
+            costs.append(engine.lines)
+            sums = [f"{month}.json" for month in ("2026-11", "2026-12", "2027-01")[: 1 if n_days == 3 else 3]]
+            once = [log.name, "_manifest", "_folded", "000001.json", *sums]
+            assert engine.small == Counter([*once, "_manifest"])
+            engine.forget()
+            write(log, "apply-b-late.jsonl", [_of_day("b", 1, hour=20)])
+            make_report(engine, request, Silent())
+            assert engine.opened == {"record=batch/day=2026-11-22": 2, day: 1}
+            assert engine.written == {"record=batch/day=2026-11-22": 1}
+    assert costs == [len(slots)] * 2
+
+
+def test_rows_are_written_again_where_files_become_fewer(tmp_path: Path) -> None:
+    """Loads of a day each, or of many days, stay as they are; many loads of one day become one."""
+    log, many = tmp_path / "log", 8 * 2
+    request = ReportRequest(log=str(log), out=str(tmp_path / "out"), what_if=None)
+    with closing(_Counted()) as engine:
+        store = Store(engine, request.out)
+        for days in (range(100, 130), *(range(day, day + 1) for day in range(many))):
+            _write_days(log, ("a",), days)
+            assert convert(engine, request, Silent(), store) == 1
+        engine.forget()
+        store.compact(many)
+        assert not engine.written
+        for hour in range(many):
+            write(log, f"apply-b-{hour}.jsonl", [_of_day("b", 120, hour)])
+            assert convert(engine, request, Silent(), store) == 1
+        engine.forget()
+        store.compact(many)
+        assert set(engine.written) == {"record=batch/day=2027-03-20", "record=batch/day=2027-03-21"}
+        store.open()
+        assert sum(store.batches().values()) == len(list(engine.stream("SELECT seq FROM all_batch"))) == 30 + 2 * many
+
+
+def test_files_of_a_day_are_converted_together() -> None:
+    """Files come by the time in their names, not by slot, so that a day has rows in few loads."""
+    names = [f"apply-{slot}-2026112{day}T000000Z-1-{day}.jsonl" for slot in "ab" for day in range(3)]
+    files = [StoredFile(name=name, path=name, size_bytes=1) for name in ["other.jsonl", *names]]
+    assert [[file.name for file in group] for group in groups(files, 3)] == [
+        ["other.jsonl", names[0], names[3]],
+        [names[1], names[4], names[2]],
+        [names[5]],
+    ]
+
+
+def test_the_page_has_the_latest_days_of_a_slot() -> None:
+    """It says how many others there are, and where."""
+    columns = next(figure.columns for figure in FIGURES if figure.name == "days")
+    rows = [dict.fromkeys(columns, 0) | {"day": f"day {number}"} for number in range(100)]
+    section = sections_culprit.days({"days": rows})
+    assert [section.rows[number][0] for number in (0, -1)] == ["day 99", "day 8"]
+    assert "8 earlier days are in tables/days.parquet" in section.lead
+    assert "parquet" not in sections_culprit.days({"days": rows[:92]}).lead

@@ -27,7 +27,7 @@ from parapply.errors import ReportFailed, ReportRefused
 from parapply.quoting import identifier, plain_literal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from parapply.analysis.storage import Storage, StoredFile
 
@@ -142,15 +142,9 @@ class DuckEngine:
             self._leave_torn_lines_out()
             self._session.execute(copy)
 
-    def open_stored(self, root: str, folders: Sequence[str], days: Collection[str] | None = None) -> None:  # noqa: ARG002  Spark's
+    def open_stored(self, root: str, folders: Sequence[str]) -> None:  # noqa: ARG002  Spark's
         """As `Engine.open_stored`."""
-        wanted = None if days is None else {f"{DAY}={day}" for day in days}
-        paths = [
-            str(path)
-            for folder in folders
-            for path in Path(folder.removeprefix("file:")).rglob(f"*{_PARQUET}")
-            if wanted is None or not wanted.isdisjoint(path.parts)
-        ]
+        paths = [str(path) for folder in folders for path in Path(folder.removeprefix("file:")).rglob(f"*{_PARQUET}")]
         columns = schema.stored_columns(self.words)
         nothing = ", ".join(f'CAST(NULL AS {type_}) AS "{name}"' for name, type_ in columns.items())
         query = f"SELECT {nothing} WHERE false"

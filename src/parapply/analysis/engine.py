@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from parapply.analysis.schema import TypeWords
@@ -60,11 +60,10 @@ class Engine(Protocol):
     def write(self, query: str, folder: str) -> None:
         """Write rows as Parquet below a folder that does not exist, by kind of record and day."""
 
-    def open_stored(self, root: str, folders: Sequence[str], days: Collection[str] | None = None) -> None:
+    def open_stored(self, root: str, folders: Sequence[str]) -> None:
         """Open what `write` has written as the view `STORED`: `schema.stored_columns`.
 
         Args:
             root: of all folders.
-            folders: below it; others are not even looked at.
-            days: of the rows; files of other days are not opened. None: all.
+            folders: existing ones below it, of whole loads or of a kind and day; others are not even looked at.
         """

@@ -63,7 +63,9 @@ class ReportOutcome:
 
 def make_report(engine: Engine, request: ReportRequest, steps: Steps) -> ReportOutcome:
     """Convert new files, compute the figures, write tables and page; raises what `convert` does."""
-    return show(engine, request, steps, new_files=convert(engine, request, steps))
+    with engine.errors():
+        store = checked_store(engine, request)
+    return show(engine, request, steps, new_files=convert(engine, request, steps, store), store=store)
 
 
 def convert(engine: Engine, request: ReportRequest, steps: Steps, store: Store | None = None) -> int:
@@ -78,10 +80,10 @@ def convert(engine: Engine, request: ReportRequest, steps: Steps, store: Store |
         storage = engine.storage
         if store is None:
             store = checked_store(engine, request)
-            store.remove_abandoned()
         store.refresh()
+        store.remove_abandoned()
         store.renew()
-        new = store.missing(storage.files(request.log, SUFFIXES))
+        new = store.missing(file for file in store.listed(request.log, is_new=True) if file.name.endswith(SUFFIXES))
         check_readable(storage, new)
         new = [file for file in new if not _why_not_unpacked(storage, file)]
         loads = list(groups(new))
@@ -126,7 +128,7 @@ def show(
             at=datetime.now(UTC),
             version=__version__,
             interval_s=interval_s,
-            changed_files=tuple(store.changed(storage.files(request.log, SUFFIXES))),
+            changed_files=tuple(store.changed(store.listed(request.log))),
             refresh_s=request.refresh_s,
             n_files=len(store.files),
             n_records=store.n_records,
@@ -140,7 +142,7 @@ def show(
             records=store.n_records,
             bad_lines=store.n_bad,
             tables=tables,
-            in_short={row["slot"]: words.in_short(page.of_slot(tables, row["slot"])) for row in tables["summary"]},
+            in_short={slot: words.in_short(mine) for slot, mine in page.by_slot(tables).items()},
             verdicts=verdicts,
             ignored=left_out,
         )
@@ -198,7 +200,7 @@ def _ignored_files(storage: Storage, store: Store, request: ReportRequest) -> Ro
     inside = storage.raw_path(request.out).rstrip("/") + "/"
     root = storage.raw_path(request.log).rstrip("/") + "/"
     # The report may stand inside of the log.
-    files = [file for file in storage.files(request.log) if not (root + file.name).startswith(inside)]
+    files = [file for file in store.listed(request.log) if not (root + file.name).startswith(inside)]
     found = ignored(files)
     for file in store.missing([file for file in files if file.name.endswith(PACKED)]):
         why = storage.why_no_gzip(file.path)

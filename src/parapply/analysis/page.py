@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from parapply.analysis.engine import Tables
+    from parapply.analysis.engine import Rows, Tables
     from parapply.analysis.section import Section
     from parapply.limits import LimitVerdict
 
@@ -71,7 +71,7 @@ def render(tables: Tables, made: Made) -> str:
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415  of the extra, as the next
     from plotly.offline import get_plotlyjs  # noqa: PLC0415  4 MB
 
-    slots = [_slot(of_slot(tables, row["slot"]), made) for row in tables.get("summary", [])]
+    slots = [_slot(mine, made) for mine in by_slot(tables).values()]
     files = tables["files"]
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     environment.filters["number"] = amounts.number
@@ -124,19 +124,28 @@ def render(tables: Tables, made: Made) -> str:
     )
 
 
-def of_slot(tables: Tables, slot: str) -> Tables:
-    """Return the rows of one slot, and those that belong to none."""
-    return {name: [row for row in rows if row.get("slot", slot) == slot] for name, rows in tables.items()}
+def by_slot(tables: Tables) -> dict[str, Tables]:
+    """Return the tables of each slot of `summary`: its rows, and the tables that belong to no slot."""
+    slots = [row["slot"] for row in tables.get("summary", [])]
+    found: dict[str, Tables] = {slot: {} for slot in slots}
+    for name, rows in tables.items():
+        has_slots = bool(rows) and "slot" in rows[0]
+        mine: dict[str, Rows] = {slot: [] if has_slots else rows for slot in slots}
+        for row in rows if has_slots else ():
+            if row["slot"] in mine:
+                mine[row["slot"]].append(row)
+        for slot in slots:
+            found[slot][name] = mine[slot]
+    return found
 
 
 def verdicts(tables: Tables) -> dict[str, LimitVerdict]:
     """Return the limits, by slot."""
     found = {}
-    for row in tables["summary"]:
-        mine = of_slot(tables, row["slot"])
+    for slot, mine in by_slot(tables).items():
         said = verdict(mine["limits"], mine)
         if said is not None:
-            found[row["slot"]] = said
+            found[slot] = said
     return found
 
 

@@ -21,6 +21,8 @@ _LANE_STATES: Final = (
     ("committing", "commit_s", plots.GREEN),
 )
 _LISTED: Final = 20
+#: Days of a slot on the page: the cells of a year of 50 slots would take longer than a day's figures.
+_DAYS: Final = 92
 
 
 def slow_batches(tables: Tables) -> Section:
@@ -104,9 +106,11 @@ def chain(tables: Tables) -> Section:
 def days(tables: Tables) -> Section:
     """The days of the whole log."""
     rows = tables["days"]
+    earlier = f" {len(rows) - _DAYS:,} earlier days are in tables/days.parquet." if rows[_DAYS:] else ""
+    lead = f"Of the whole log, the latest first. Delays are of oldest transactions.{earlier}"
     return Section(
         title="Days",
-        lead="Of the whole log, the latest first. Delays are of oldest transactions." if len(rows) > 1 else "",
+        lead=lead if len(rows) > 1 else "",
         header=("day (UTC)", "transactions", "rows", "size", "delay, half", "delay, 99 %", "longest", "executed",
                 "repeated", "conflicts"),
         rows=[
@@ -117,7 +121,7 @@ def days(tables: Tables) -> Section:
                 amounts.duration(row["execute_s"]), amounts.number(row["repeated_batches"]),
                 amounts.number(row["conflicts"]),
             )
-            for row in rows[::-1]
+            for row in rows[: -1 - _DAYS : -1]
         ] if len(rows) > 1 else [],
     )  # fmt: skip
 

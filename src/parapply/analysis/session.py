@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 #: Settings of every run, on one machine and on a cluster.
 SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
-    # A task writes a file for each kind of record and day; without this it would sort its lines by them first.
-    "spark.sql.maxConcurrentOutputFileWriters": "32",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
 }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812  as everyone imports it
@@ -15,16 +16,22 @@ from parapply.analysis import schema
 from parapply.analysis.engine import LINES, STORED, TORN_HINT, Rows
 from parapply.analysis.hadoop import HadoopStorage
 from parapply.analysis.schema import DAY, FILE, KIND, TORN
+from parapply.analysis.storage import begun_of
 from parapply.errors import ReportFailed, ReportRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
     from parapply.analysis.storage import Storage, StoredFile
 
 _JSON_OPTIONS: Final = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": TORN}
+#: Bytes of log, about, in a file of a kind and day.
+_SHARE_BYTES: Final = 256 * 1024**2
+_SHARE: Final = "share"
+_SLOT: Final = "slot"
+_DAY_DIGITS: Final = len("20261121")
 _DENIED: Final = "Permission denied"
 _REASON: Final = re.compile(r"^(?:[\w.$]+(?:Exception|Error): |\[[A-Z_.]+\] )+")
 
@@ -37,6 +44,7 @@ class SparkEngine:
     def __init__(self, session: SparkSession) -> None:
         self.session = session
         self.storage: Storage = HadoopStorage(session)
+        self._shares = 1
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -75,10 +83,14 @@ class SparkEngine:
 
     def make_table(self, name: str, columns: dict[str, str], rows: Sequence[Sequence[Any]]) -> None:
         """As `Engine.make_table`."""
-        self.session.createDataFrame([tuple(row) for row in rows], _columns(columns)).createOrReplaceTempView(name)
+        values = list(zip(*rows, strict=True)) or [() for _ in columns]
+        # From rows of Python each executor would need a Python to read them.
+        table = pa.table(dict(zip(columns, values, strict=True)))
+        self.session.createDataFrame(table, _columns(columns)).createOrReplaceTempView(name)
 
     def read_lines(self, files: Sequence[StoredFile], log: str) -> None:
         """As `Engine.read_lines`."""
+        self._shares = shares_of(files)
         reader = self.session.read.schema(_columns(schema.wide_columns(self.words))).options(**_JSON_OPTIONS)
         root = self.storage.raw_path(log).rstrip("/") + "/"
         # file:/logs/x, file:///logs/x or hdfs://host:8020/logs/x: the path begins after scheme and host.
@@ -90,18 +102,29 @@ class SparkEngine:
 
     def write(self, query: str, folder: str) -> None:
         """As `Engine.write`."""
-        self.session.sql(query).write.mode("append").partitionBy(KIND, DAY).parquet(folder)
+        rows = self.session.sql(query).withColumn(_SHARE, F.pmod(F.xxhash64(_SLOT), F.lit(self._shares)))
+        # A task has some slots of a day, as neighbours in its file, where Parquet's statistics find them.
+        rows = rows.hint("rebalance", KIND, DAY, _SHARE).sortWithinPartitions(KIND, DAY, _SLOT).drop(_SHARE)
+        rows.write.mode("append").partitionBy(KIND, DAY).parquet(folder)
 
-    def open_stored(self, root: str, folders: Sequence[str], days: Collection[str] | None = None) -> None:
+    def open_stored(self, root: str, folders: Sequence[str]) -> None:
         """As `Engine.open_stored`."""
-        columns = _columns(schema.stored_columns(self.words))
+        columns = schema.stored_columns(self.words)
         if folders:
-            rows = self.session.read.schema(columns).option("basePath", root).parquet(*folders)
+            rows = self.session.read.schema(_columns(columns)).option("basePath", root).parquet(*folders)
         else:
-            rows = self.session.createDataFrame([], columns)
-        wanted = None if days is None else [date.fromisoformat(day) for day in days]
-        # Files of other partitions are not even opened.
-        (rows if wanted is None else rows.where(F.col(DAY).isin(wanted))).createOrReplaceTempView(STORED)
+            nothing = ", ".join(f"CAST(NULL AS {type_}) AS `{name}`" for name, type_ in columns.items())
+            rows = self.session.sql(f"SELECT {nothing} WHERE false")
+        rows.createOrReplaceTempView(STORED)
+
+
+def shares_of(files: Sequence[StoredFile]) -> int:
+    """Return in how many parts the slots of a day are written, by the days that the names of the files have.
+
+    A part for each slot would be 18,250 files for a year of 50 small ones, most of each its footer.
+    """
+    days = {begun_of(file.name)[:_DAY_DIGITS] for file in files}
+    return max(1, sum(file.size_bytes for file in files) // (_SHARE_BYTES * len(days))) if days else 1
 
 
 def reason_of(error: Any) -> str:  # noqa: ANN401  of PySpark or of py4j

@@ -6,8 +6,11 @@ other.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+_BEGUN: Final = re.compile(r"\d{8}T\d{6}Z")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +20,12 @@ class StoredFile:
     name: str  # its path below the folder, with the escapes of a URI (as Spark's ``_metadata.file_path`` has it)
     path: str  # for the engine
     size_bytes: int  # as listed
+
+
+def begun_of(name: str) -> str:
+    """Return when a file of the log was begun, as its name says it (``20261121T100000Z``); empty: it does not."""
+    found = _BEGUN.search(name)
+    return found[0] if found else ""
 
 
 class Storage(Protocol):

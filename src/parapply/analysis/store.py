@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from parapply.analysis import lines
 from parapply.analysis.engine import LOST_HINT, STORED
 from parapply.analysis.schema import BAD, DAY, FILE, KIND, LOAD, REASON, TORN, stored_columns, with_defaults
+from parapply.analysis.storage import begun_of
 from parapply.applylog_schema import RECORDS
 from parapply.errors import ReportRefused
 
@@ -45,6 +46,8 @@ _ABANDONED: Final = timedelta(days=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: Loads of one level that are written as one of the next.
 _MANY: Final = 32
+#: A kind and day has many files if it is in an eighth of these loads.
+_FEWER: Final = 8
 _STAMP: Final = "%Y%m%dT%H%M%SZ"
 #: Numbers by kind of record or slot, and by day as the names of folders have it.
 _ByDay = dict[str, dict[str, int]]
@@ -88,6 +91,7 @@ class Store:
         self._logs: set[str] = set()
         #: Files that are in the store by name, in the order in which they came.
         self.files: dict[str, LoadedFile] = {}
+        self._listed: list[StoredFile] | None = None
         self.n_records = 0
         self.n_bad = 0
         self.refresh()
@@ -153,6 +157,12 @@ class Store:
                 f"{self._folder} holds the report of another log: {others[0]}.",
                 hint="name another folder with --out; to see both in one report, put both below one folder",
             )
+
+    def listed(self, log: str, *, is_new: bool = False) -> list[StoredFile]:
+        """Return all files below the log's folder, as they were listed last; `is_new` lists them again."""
+        if self._listed is None or is_new:
+            self._listed = self._storage.files(log)
+        return self._listed
 
     def missing(self, files: Iterable[StoredFile]) -> list[StoredFile]:
         """Return the files that are not in the store."""
@@ -224,17 +234,25 @@ class Store:
     def compact(self, many: int = _MANY) -> None:
         """Write the rows of many small loads as one, so that neither files nor entries become many.
 
-        Rows are written again once for each time that the loads in one have grown by a factor of `many`. A report that
-        reads at this moment may lose files under its hands: it fails, and can be run again.
+        Rows are written again where files become much fewer by it: loads of a day or more each stay as they are,
+        because many of them would cost a run the rows of months. A report that reads at this moment may lose files
+        under its hands: it fails, and can be run again.
 
         Raises:
             ReportRefused: as `load_files`.
         """
         for level in range(max((entry.level for entry in self._entries.values()), default=0) + 1):
-            numbers = sorted(number for number, entry in self._entries.items() if entry.level == level)
-            if len(numbers) < many:
-                continue
-            self._merge(numbers, [self._folder_of(self._entries[number].load) for number in numbers], level + 1)
+            numbers = self._crowded(level, many)
+            if len(numbers) >= many:
+                self._merge(numbers, [self._folder_of(self._entries[number].load) for number in numbers], level + 1)
+
+    def _crowded(self, level: int, many: int) -> list[int]:
+        """Return the entries of a level, sorted, half of whose kinds and days at least have many files."""
+        parts = {n: _numbers(entry.rows or {}).keys() for n, entry in self._entries.items() if entry.level == level}
+        n_files = Counter(part for mine in parts.values() for part in mine)
+        return sorted(
+            n for n, mine in parts.items() if 2 * sum(n_files[part] * _FEWER >= many for part in mine) >= len(mine)
+        )
 
     def renew(self) -> None:
         """Write rows in folders of an older version (by kind of record, day and load) as one load, once.
@@ -304,16 +322,22 @@ class Store:
 
     def _open_rows(self, days: Collection[str] | None) -> None:
         expected: Counter[tuple[str, str]] = Counter()
-        loads = []
-        for entry in self._entries.values():
-            rows = {key: n for key, n in _numbers(entry.rows or {}).items() if days is None or key[1] in days}
-            if rows:
-                loads.append(entry.load)
-                expected.update(rows)
         present = {folder.rpartition(f"{LOAD}=")[2] for folder in self._storage.folders(f"{self._records}/{LOAD}=*")}
-        gone = [self._folder_of(load) for load in loads if load not in present]
+        folders, gone = [], []
+        for entry in self._entries.values():
+            whole = _numbers(entry.rows or {})
+            rows = {key: n for key, n in whole.items() if days is None or key[1] in days}
+            expected.update(rows)
+            folder = self._folder_of(entry.load)
+            if rows and entry.load not in present:
+                gone.append(folder)
+            elif rows and rows.keys() == whole.keys():
+                folders.append(folder)
+            else:
+                parts = [f"{folder}/{KIND}={kind}/{DAY}={day}" for kind, day in rows]
+                folders += filter(self._storage.is_folder, parts)
         if not gone:
-            self.engine.open_stored(self._records, [self._folder_of(load) for load in loads], days)
+            self.engine.open_stored(self._records, folders)
             found = self.engine.rows(
                 f"SELECT {KIND}, CAST({DAY} AS string) AS day, count(*) AS n FROM {STORED} GROUP BY {KIND}, {DAY}"
             )
@@ -346,10 +370,10 @@ def _why_ignored(file: StoredFile) -> str:
 
 
 def groups(files: Sequence[StoredFile], limit_bytes: int = _GROUP_BYTES) -> Iterator[list[StoredFile]]:
-    """Yield the files in groups of about this size and not too many, at least one in each."""
+    """Yield the files in groups of about this size and not too many, at least one in each, of as few days as can be."""
     group: list[StoredFile] = []
     size_bytes = 0
-    for file in files:
+    for file in sorted(files, key=lambda file: begun_of(file.name)):
         if group and (size_bytes + file.size_bytes > limit_bytes or len(group) == _GROUP_FILES):
             yield group
             group, size_bytes = [], 0
