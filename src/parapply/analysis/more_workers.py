@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 BATCHES: Final = 1_000
 #: Batches from which on a run says enough; if none has that many, the longest is taken.
 ENOUGH: Final = 50
+#: Slots that are predicted without a question, each of which takes seconds.
+MOST_SLOTS: Final = 5
 
 RUNS: Final = """
 SELECT slot, run, count(*) AS n, max(seq) AS last_seq, max(committed_at) AS until
@@ -60,13 +62,13 @@ def predicted(engine: Engine, workers: Sequence[int], changes: Sequence[Change] 
     Args:
         engine: with the views of `views.make_views`.
         workers: numbers to predict, besides those that the daemon has and twice as many.
-        changes: that are asked for besides.
+        changes: that are asked for besides, of all slots. Without any, of `MOST_SLOTS` slots, those with most batches.
 
     Raises:
         ReportRefused: a log has the same records twice, or does not say what is asked for.
     """
     rows: Rows = []
-    for run in _chosen(engine.rows(RUNS)):
+    for run in chosen(engine.rows(RUNS), MOST_SLOTS if not changes else None):
         recorded, seconds = read(engine, run["slot"], run["run"], run["last_seq"] - BATCHES)
         begun_s = recorded[0].received_s
         seconds = [one for one in seconds if one.ended_s > begun_s]
@@ -118,12 +120,19 @@ def read(engine: Engine, slot: str, run: str, after_seq: int = 0) -> tuple[list[
     return recorded, [Second(*row) for row in engine.stream(_INTERVALS, **found)]
 
 
-def _chosen(runs: Rows) -> Rows:
-    """Return one run of each slot: the latest with enough batches, else the one with most."""
+def chosen(runs: Rows, most: int | None) -> Rows:
+    """Return one run of each slot: the latest with enough batches, else the one with most.
+
+    Args:
+        runs: as `RUNS` gives them.
+        most: slots, those with most batches; None: all.
+    """
     by_slot: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         by_slot.setdefault(run["slot"], []).append(run)
-    return [
-        next((run for run in found if run["n"] >= ENOUGH), max(found, key=lambda run: run["n"]))
-        for found in by_slot.values()
+    found = [
+        next((run for run in of_slot if run["n"] >= ENOUGH), max(of_slot, key=lambda run: run["n"]))
+        for of_slot in by_slot.values()
     ]
+    largest = {run["slot"] for run in sorted(found, key=lambda run: -run["n"])[:most]}
+    return [run for run in found if run["slot"] in largest]

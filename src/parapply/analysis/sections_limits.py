@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from parapply import amounts
 from parapply.analysis import plots
+from parapply.analysis.more_workers import MOST_SLOTS
 from parapply.analysis.plots import Plot
 from parapply.analysis.section import Section
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from parapply.analysis.engine import Rows, Tables
 
 _ORDERS: Final = (("preserve", "commit order kept", plots.BLUE), ("relaxed", "relaxed", plots.ORANGE))
+_NONE: Final = (
+    "Left out, or there is no batch to learn from. Without --what-if only the"
+    f" {MOST_SLOTS} slots with most batches are predicted."
+)
 _ORDER_WORDS: Final = {name: order_words for name, order_words, _ in _ORDERS}
 
 
@@ -115,7 +120,7 @@ def more_workers(tables: Tables) -> Section:
     """Predictions for other numbers of workers."""
     rows = tables["what_if"]
     if not rows:
-        return Section(title="With more workers", lead="Left out, or there is no batch to learn from.")
+        return Section(title="With more workers", lead=_NONE)
     return Section(
         title="With more workers",
         lead=(
