@@ -405,7 +405,7 @@ class Schedule:
             self._close_if_due()  # a read ends
 
     def _open_batch(self) -> Batch:
-        return self.source.batch_of(tuple(self._open), self._seq, is_prepared=False)
+        return self.source.batch_of(tuple(self._open), self._seq, is_prepared=False, is_relaxed=self.is_relaxed)
 
     def _close_if_due(self) -> None:
         if self._open:
@@ -426,7 +426,8 @@ class Schedule:
                 self._alone(OutcomeJob(self._new_batch(event), message_of(event)))
                 return
             self._seq += 1
-            job = SetJob(self.source.batch_of((event.end_lsn,), self._seq, is_prepared=True), {})
+            batch = self.source.batch_of((event.end_lsn,), self._seq, is_prepared=True, is_relaxed=self.is_relaxed)
+            job = SetJob(batch, {})
             job.prepare = message_of(event)  # type: ignore[assignment]
             self._submit(job)
             return

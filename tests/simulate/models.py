@@ -80,7 +80,7 @@ class RowApplying(Applying):
         if work.is_piece:
             batch = Batch(1)
             for transaction in work.transactions:
-                batch.add(transaction, self.source.plans)
+                batch.add(transaction, self.source.plans_of(is_relaxed=self.state.is_relaxed))
             batch.close()
             if not batch.is_suspect:
                 return changes_of(batch, is_late=None)

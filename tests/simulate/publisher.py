@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from parapply.model import Transaction
 from parapply.plan.plans import Plans
 from tests import build
@@ -49,11 +51,13 @@ class RowSource(Batches):
         super().__init__(draws)
         #: The stream has whole old rows. Else relaxed order has no table with a further unique index.
         self.is_full = self.may_be_relaxed = draws.chance(0.6)
-        self.plans = Plans()
+        self.plans, self._relaxed_plans = Plans(), Plans()
         for table in (PARENT, CHILD):
             plan = plan_of(table, is_full=self.is_full, is_enforced=True)
-            self.plans.known[plan.relation] = plan
-            self.plans.announce(plan.relation)
+            # As `match` has it in relaxed order.
+            for plans, known in ((self.plans, plan), (self._relaxed_plans, replace(plan, keeps_written_over=True))):
+                plans.known[plan.relation] = known
+                plans.announce(plan.relation)
         self.tables = Tables()
         #: Rows when all up to a position is visible.
         self.states: dict[int, Rows] = {0: {PARENT: {}, CHILD: {}}}
@@ -69,6 +73,10 @@ class RowSource(Batches):
         for xid in list(self._prepared):
             self._decide(xid)
         self.finish()
+
+    def plans_of(self, *, is_relaxed: bool) -> Plans:
+        """As `Batches.plans_of`."""
+        return self._relaxed_plans if is_relaxed else self.plans
 
     def _act(self) -> None:
         draws = self.draws

@@ -61,7 +61,7 @@ class Batches:
         #: Of all that end.
         self.ends: list[int] = []
         self._until: list[int] = []
-        self._batches: dict[tuple[int, ...], Batch] = {}
+        self._batches: dict[tuple[bool, tuple[int, ...]], Batch] = {}
 
     def next_lsn(self) -> int:
         """Return the end of the next transaction."""
@@ -81,14 +81,18 @@ class Batches:
             return deque(self.events)
         return deque([event for event, end in zip(self.events, self._until, strict=True) if end > low_lsn])
 
-    def batch_of(self, ends: tuple[int, ...], seq: int, *, is_prepared: bool) -> Batch:
+    def plans_of(self, *, is_relaxed: bool) -> Plans:
+        """Return the plans of the tables in a commit order."""
+        return self.plans
+
+    def batch_of(self, ends: tuple[int, ...], seq: int, *, is_prepared: bool, is_relaxed: bool) -> Batch:
         """Return a closed batch of some transactions, by their ends; all schedules of the stream share it."""
-        batch = self._batches.get(ends)
+        batch = self._batches.get((is_relaxed, ends))
         if batch is None:
-            batch = self._batches[ends] = Batch(seq)
+            batch = self._batches[is_relaxed, ends] = Batch(seq)
             for transaction in self.transactions:
                 if transaction.end_lsn in ends:
-                    batch.add(transaction, self.plans)
+                    batch.add(transaction, self.plans_of(is_relaxed=is_relaxed))
             batch.close()
         batch.seq = seq
         for changes in batch.table_changes:
