@@ -24,6 +24,9 @@ MOST: Final = 64
 #: By which power of their number batches wait longer for disk, locks and wake-ups: a fourteenth for each doubling. With
 #: 2, 4, 8 and 16 that read slowly, what was left beside the processors' part grew so (docs/WHATIF.md).
 _CROWD: Final = 0.1
+#: Part by which each session that has to wait for a processor makes the work of all longer: it may hold a latch when it
+#: loses its processor, and others then spin, sleep and wake up for nothing.
+_PREEMPTED: Final = 0.025
 #: Numbers of processors that are tried where it is not known. inf: nothing is ever waited for.
 _TRIED: Final = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, inf)
 #: Twice the logarithm by which a number of processors may be less likely than the likeliest: 95 of 100 true ones are.
@@ -46,22 +49,35 @@ class Contention:
         """Return the factors by which a batch takes longer with 0, 1, 2 ... of them executing."""
         return [1.0, *[self._slowdown(n) for n in range(1, most + 1)]]
 
+    def busy(self, n: int) -> float:
+        """Return how many processors a number of them that execute keep busy, on average."""
+        return self._in_service(n)[0]
+
     def _slowdown(self, n: int) -> float:
         if self.processors == inf or not self.cpu_share:
             return float(n**_CROWD)
-        work, wait = self.cpu_share, 1.0 - self.cpu_share
-        by_itself = wait + work / min(1.0, self.processors)
-        wait *= n**_CROWD
+        by_itself = 1.0 - self.cpu_share + self.cpu_share / min(1.0, self.processors)
+        return n * self.cpu_share / (self._in_service(n)[1] * by_itself)
+
+    def _in_service(self, n: int) -> tuple[float, float]:
+        """Return the processors that are busy on average while a number execute, and the work that these do."""
+        work, wait = self.cpu_share, (1.0 - self.cpu_share) * n**_CROWD
         if not wait:
-            return n / min(n, self.processors) * work / by_itself
+            served = min(float(n), self.processors)
+            return served, self._done(n)
         # Likelihoods that 0, 1, 2 ... need a processor, as multiples of that for 0.
-        likely, total, busy = 1.0, 1.0, 0.0
+        likely, total, busy, done = 1.0, 1.0, 0.0, 0.0
         for j in range(1, n + 1):
-            served = min(float(j), self.processors)
-            likely *= (n - j + 1) * work / (wait * served)
+            likely *= (n - j + 1) * work / (wait * self._done(j))
             total += likely
-            busy += served * likely
-        return n * work * total / (busy * by_itself)
+            busy += min(float(j), self.processors) * likely
+            done += self._done(j) * likely
+        return busy / total, done / total
+
+    def _done(self, n: int) -> float:
+        """Return the work that is done in a second while a number need a processor."""
+        served = min(float(n), self.processors)
+        return served / (1.0 + _PREEMPTED * self.cpu_share * (n - served))
 
 
 class Executed(NamedTuple):
@@ -169,8 +185,13 @@ def learn(executed: Sequence[Executed], known: Processors) -> Learned:
 
 
 def _measured_share(by_n: Mapping[int, float], processors: float, sessions_s: float) -> float:
-    """Return the part with which the batches' work by themselves would take the processor seconds that it took."""
-    return _first(lambda share: share * _work_s(by_n, share, processors) >= sessions_s)
+    """Return the part with which the batches would have taken the processor seconds that they took."""
+
+    def is_enough(share: float) -> bool:
+        one = Contention(cpu_share=share, processors=processors)
+        return sum([seconds / n * one.busy(n) for n, seconds in by_n.items()]) >= sessions_s
+
+    return _first(is_enough)
 
 
 def _sampled_share(by_n: Mapping[int, float], processors: float, waited_s: float) -> float:

@@ -33,14 +33,18 @@ if TYPE_CHECKING:
 
 #: Seconds that the way from the publisher takes at most: more is waiting.
 _LONGEST_WAY_S: Final = 1.0
-#: Least error of any prediction, and by how much it may be too long or too short with each doubling of the workers.
-#: Effects that the model does not know mostly make more of them slower (docs/WHATIF.md, "How good it is").
-_LEAST_ERROR: Final = 0.05
-_SHORTER_EACH: Final = 0.05
-_LONGER_EACH: Final = 0.25
-#: The same with each halving, and with each doubling or halving of anything else, both ways.
-_FEWER_EACH: Final = 0.10
+#: Part by which runs of the same load vary, two standard errors, and the number of a log's windows that it outweighs.
+#: Rounds of the same cell differed by 2 to 17 % (docs/WHATIF.md, "How good it is").
+_RUNS_VARY: Final = 0.08
+_RUNS_WEIGH: Final = 8
+#: Growth of the error with each doubling or halving of the workers. Effects that the model does not know mostly make
+#: more of them slower.
+_ERROR_EACH: Final = 0.05
+_LONGER_EACH: Final = 0.10
+#: The same with each doubling or halving of anything else, both ways.
 _OTHER_EACH: Final = 0.10
+#: Part by which a prediction is longer at most than the source needs where the source is what limits.
+_FED: Final = 0.05
 #: Least variation of the source from one time to another.
 _LEAST_SOURCE_ERROR: Final = 0.01
 #: Windows of a log whose speeds are compared, and standard errors of their sum that are within the interval.
@@ -122,10 +126,11 @@ class Log:
         self.workers = max((one.workers for one in seconds), default=0) or _most_at_a_time(recorded)
         self._recorded = recorded
         commit_s, late = _commits(recorded, seconds)
-        spans, self._executed = _executed(recorded, commit_s)
+        self._feed = _feed(recorded, seconds)
+        make_s = self._feed.leader_s * (1 - _READING)
+        spans, self._executed = _executed(recorded, commit_s, make_s)
         #: Contention as the log shows it.
         self.learned = learn(self._executed, _processors(seconds, spans))
-        self._feed = _feed(recorded, seconds)
         waited_s = min(commit_s, _flush_s(recorded, seconds))
         #: The part of a COMMIT that is its flush. With relaxed order it met one under way, and waited for the next one.
         self.flush_s = waited_s / _FLUSHES if self.order == "relaxed" else waited_s
@@ -137,7 +142,7 @@ class Log:
         self._costs = Costs(
             batch_s=0.0, change_s=0.0, late_batch_s=late.batch_s, late_row_s=late.change_s, commit_s=commit_s,
             turn_s=_turn_s(recorded, is_relaxed=self.order == "relaxed"),
-            read_s=self._feed.leader_s * _READING, make_s=self._feed.leader_s * (1 - _READING),
+            read_s=self._feed.leader_s * _READING, make_s=make_s,
         )  # fmt: skip
         self._costs_of: dict[Contention, Costs] = {}
         self._streams: dict[int, LoggedStream] = {}
@@ -158,11 +163,7 @@ class Log:
         """Return what is learned, with one of the contentions that the log does not rule out."""
         if contention not in self._costs_of:
             slowdowns = contention.slowdowns()
-            make_s = self._costs.make_s
-            works = []
-            for one in self._executed:
-                work_s = alone_s(one, slowdowns) if one.seconds_by_n else 0.0
-                works.append((one.changes, max(work_s - make_s * one.changes, work_s * _LEAST_TARGET)))
+            works = [(one.changes, alone_s(one, slowdowns) if one.seconds_by_n else 0.0) for one in self._executed]
             batch_s, change_s = line_of_sizes(works)
             usual_s = [batch_s + change_s * changes for changes, _ in works]
             weights = [work_s / usual if usual else 1.0 for (_, work_s), usual in zip(works, usual_s, strict=True)]
@@ -203,14 +204,15 @@ class Log:
     def of_workers(self, order: Order, workers: Sequence[int]) -> Iterator[Predicted]:
         """Yield predictions for numbers of workers, the smallest first.
 
-        Where twice as many make no difference, still more are not played: they stay idle, or share what there is.
+        Where twice as many make no difference, still more are not played: they stay idle, but not on full processors.
         """
         before: Predicted | None = None
         n_played = 0
         for n_workers in workers:
             one = self.predict(Change(workers=n_played or n_workers, order=order), n_workers)
             if before is not None and not n_played and n_workers >= 2 * before.workers and n_workers > self.workers:
-                n_played = n_workers if abs(one.seconds - before.seconds) < _ALIKE * before.seconds else 0
+                is_alike = abs(one.seconds - before.seconds) < _ALIKE * before.seconds
+                n_played = n_workers if is_alike and one.limit != "processors" else 0
             before = one
             yield one
 
@@ -257,9 +259,21 @@ class Log:
         return "workers" if 2 * slowdowns[workers] / slowdowns[2 * workers] > _WORTH else "processors"
 
 
-def _executed(recorded: Sequence[Recorded], commit_s: float) -> tuple[list[tuple[float, float]], list[Executed]]:
-    """Return when each batch executed, from and until, and how long beside how many others."""
-    spans = [(one.started_s, one.started_s + one.execute_s - _in_flight_s(one, commit_s)) for one in recorded]
+def _executed(
+    recorded: Sequence[Recorded], commit_s: float, make_s: float
+) -> tuple[list[tuple[float, float]], list[Executed]]:
+    """Return when the target executed each batch, from and until, and how long beside how many others.
+
+    Args:
+        recorded: the batches.
+        commit_s: of one whose COMMIT was sent with its statements.
+        make_s: of the leader for a change, before the target has it.
+    """
+    spans = []
+    for one in recorded:
+        execute_s = one.execute_s - _in_flight_s(one, commit_s)
+        made_s = min(make_s * one.changes, execute_s * (1 - _LEAST_TARGET))
+        spans.append((one.started_s + made_s, one.started_s + execute_s))
     by_n = zip(recorded, beside(spans), strict=True)
     return spans, [Executed(max(1, one.changes - one.late_rows), seconds) for one, seconds in by_n]
 
@@ -281,17 +295,21 @@ class _Known(NamedTuple):
     @classmethod
     def of(cls, recorded: Sequence[Recorded], feed: _Feed, n_workers: int, right: float) -> _Known:
         """Return the certainty of predictions from a run."""
-        varied = _varied([one.committed_s for one in recorded], recorded, _WAVES * n_workers)
+        varied, n_windows = _varied([one.committed_s for one in recorded], recorded, _WAVES * n_workers)
+        # A log has few windows, and what is seldom in one run may be often in the next.
+        square = (_RUNS_WEIGH * _RUNS_VARY**2 + n_windows * varied**2) / (_RUNS_WEIGH + n_windows)
+        source_varied, _ = _varied(feed.releases_s, recorded, 1)
         return cls(
-            varied=hypot(varied, (right - 1) / 2),
+            # This run varies, and so does the other one.
+            varied=hypot(sqrt(2 * square), (right - 1) / 2),
             source_s=feed.until_s,
-            source_varied=max(_varied(feed.releases_s, recorded, 1), _LEAST_SOURCE_ERROR),
+            source_varied=max(source_varied, _LEAST_SOURCE_ERROR),
         )
 
     @property
     def fed_s(self) -> float:
         """Return the seconds up to which the source is what limits."""
-        return self.source_s * (1 + _LEAST_ERROR)
+        return self.source_s * (1 + _FED)
 
     def bounds(
         self, seconds_s: float, spans_s: Sequence[float], doublings: float, others: float
@@ -304,21 +322,21 @@ class _Known(NamedTuple):
             doublings: of the workers.
             others: doublings and halvings of anything else.
         """
-        shorter = max(_SHORTER_EACH * doublings, -_FEWER_EACH * doublings) + _OTHER_EACH * others
-        longer = max(_LONGER_EACH * doublings, -_FEWER_EACH * doublings) + _OTHER_EACH * others
+        shorter = _ERROR_EACH * abs(doublings) + _OTHER_EACH * others
+        longer = max(_LONGER_EACH * doublings, -_ERROR_EACH * doublings) + _OTHER_EACH * others
         # Nothing is applied before it can be read, and the source is not the same each time either.
         least_s = max(
-            min(spans_s) * (1 - hypot(self.varied, _LEAST_ERROR + shorter)),
+            min(spans_s) * (1 - hypot(self.varied, shorter)),
             min(self.source_s, seconds_s) * (1 - self.source_varied),
         )
-        most_s = seconds_s * (1 + self.source_varied)
+        most_s = min(self.source_s, seconds_s) * (1 + self.source_varied)
         if max(spans_s) > self.fed_s:
-            most_s = max(most_s, max(spans_s) * (1 + hypot(self.varied, _LEAST_ERROR + longer)))
-        return min(least_s, seconds_s), most_s
+            most_s = max(most_s, max(spans_s) * (1 + hypot(self.varied, longer)))
+        return min(least_s, seconds_s), max(most_s, seconds_s)
 
 
-def _varied(ends_s: Sequence[float], recorded: Sequence[Recorded], together: int) -> float:
-    """Return the part by which another run would be longer or shorter if its speed varied as this one's.
+def _varied(ends_s: Sequence[float], recorded: Sequence[Recorded], together: int) -> tuple[float, int]:
+    """Return the part by which a run is longer or shorter by chance, as its speed varied, and of how many windows.
 
     Args:
         ends_s: of each batch.
@@ -337,11 +355,12 @@ def _varied(ends_s: Sequence[float], recorded: Sequence[Recorded], together: int
     ]
     took_s = sum([seconds for seconds, _ in speeds])
     if len(speeds) < 2 or not took_s:
-        return 0.0
+        return 0.0, 0
     usual = took_s / sum([number for _, number in speeds])
     off = [seconds - number * usual for seconds, number in speeds]
     # By and large windows differ by chance: their sum differs less than each of them.
-    return _SIGMAS * sqrt(sum([one * one for one in off]) * len(speeds) / (len(speeds) - 1)) / took_s
+    square = sum([one * one for one in off]) * len(speeds) / (len(speeds) - 1)
+    return _SIGMAS * sqrt(square) / took_s, len(speeds) - 1
 
 
 def _check_order(recorded: Sequence[Recorded]) -> None:

@@ -118,10 +118,9 @@ def stream_of(
         if holder is not None:
             mine, theirs = range(firsts[place], firsts[place + 1]), range(firsts[holder], firsts[holder + 1])
             meetings.add(one, mine, theirs, counted)
-    seen_from, pairs = _seen(recorded, counted)
+    seen, pairs = _seen(recorded, counted)
     in_flight = (MOST + AHEAD) * max(1, firsts[-1] // len(recorded))
-    seen_units = [(firsts[place], firsts[seen]) for place, seen in enumerate(seen_from)]
-    meetings.draw(pairs, sizes, seen_units, cuts, in_flight)
+    meetings.draw(pairs, sizes, seen, firsts, in_flight)
     alone = _alone(recorded, place_of)
     units, before_s = [], 0.0
     for place, (one, n) in enumerate(zip(recorded, cuts, strict=True)):
@@ -167,26 +166,28 @@ def _alone(recorded: Sequence[Recorded], place_of: dict[int, int]) -> list[bool]
     return found
 
 
-def _seen(recorded: Sequence[Recorded], counted: Counter[str]) -> tuple[list[int], float]:
+def _seen(recorded: Sequence[Recorded], counted: Counter[str]) -> tuple[list[set[int]], float]:
     """Return what the log says of rows that a batch holds and a later one also changes.
 
     Returns:
-        For each batch the place of the first one that was under way beside it: the rows that it shares with that one
-        and later ones are known. And `LoggedStream.pairs`.
+        For each batch the places of earlier ones with which it shares the listed rows and no others. And
+        `LoggedStream.pairs`.
     """
-    seen_from: list[int] = []
-    changes = [0, *accumulate([one.changes for one in recorded])]
-    first, pairs, late_rows = 0, 0, 0
+    seen: list[set[int]] = []
+    pairs, late_rows = 0, 0
+    open_: list[int] = []
     for place, one in enumerate(recorded):
-        while first < place and recorded[first].committed_s <= one.received_s:
-            first += 1
-        seen_from.append(first)
-        if place > first and not one.waits:
-            pairs += one.changes * (changes[place] - changes[first])
+        # A batch that commits before this one starts still counts if other rows make this one late (`Scheduler`).
+        open_ = [each for each in open_ if recorded[each].committed_s > one.received_s]
+        known = [each for each in open_ if one.late_rows or recorded[each].committed_s > one.started_s]
+        seen.append(set(known))
+        open_.append(place)
+        if known and not one.waits:
+            pairs += one.changes * sum([recorded[each].changes for each in known])
             is_listed = len(one.keys) >= LATE_ROWS_LIMIT
             n_rare = sum([counted[key] < _HOT for key in one.keys])
             late_rows += n_rare if is_listed else n_rare + one.late_rows - len(one.keys)
-    return seen_from, late_rows / pairs if pairs else 0.0
+    return seen, late_rows / pairs if pairs else 0.0
 
 
 class _Meetings:
@@ -214,44 +215,37 @@ class _Meetings:
             if counted[key] >= _HOT:
                 self._share(name, *mine, *theirs)
             else:
-                self._share(name, mine[len(name) % len(mine)], theirs[-1])
+                self._share(name, self._random.choice(mine), self._random.choice(theirs))
         n_more = min(_MOST_KEYS, one.late_rows - len(one.keys))
         is_hot = len(one.keys) >= LATE_ROWS_LIMIT
         for index in range(n_more):
             if is_hot:
                 self._share(b"hot %d" % index, *mine, *theirs)
             else:
-                self._share(b"%d of %d" % (index, one.seq), *mine, theirs[-1])
+                self._share(b"%d of %d" % (index, one.seq), self._random.choice(mine), self._random.choice(theirs))
 
     def draw(
-        self,
-        pairs: float,
-        sizes: Sequence[int],
-        seen: Sequence[tuple[int, int]],
-        cuts: Sequence[int],
-        in_flight: int,
+        self, pairs: float, sizes: Sequence[int], seen: Sequence[set[int]], firsts: Sequence[int], in_flight: int
     ) -> None:
-        """Have units meet by chance that were not under way beside each other in the log.
+        """Have units meet by chance of whose rows the log says nothing.
 
         Args:
             pairs: likelihood for each pair of changes.
             sizes: changes of each unit.
-            seen: of each batch its first unit, and the first one that was under way beside it.
-            cuts: units of each batch.
+            seen: of each batch the places of those whose common rows with it are known.
+            firsts: first unit of each batch, and the number of units.
             in_flight: units at most between two that meet.
         """
         if not pairs:
             return
         sums = [0, *accumulate(sizes)]
-        for (first, seen_from), n in zip(seen, cuts, strict=True):
-            for unit in range(first, first + n):
-                # Before those that were beside it, and within its batch.
-                for begin, end in ((max(0, unit - in_flight), seen_from), (first, unit)):
-                    if end > begin:
-                        expected = pairs * sizes[unit] * (sums[end] - sums[begin])
-                        for _ in range(self._drawn(expected)):
-                            at = bisect_right(sums, self._random.uniform(sums[begin], sums[end] - 1)) - 1
-                            self._share(b"%d by %d %d" % (at, unit, len(self.frames[unit])), at, unit)
+        for place, (first, end) in enumerate(pairwise(firsts)):
+            for unit in range(first, end):
+                begin = max(0, min(first, unit - in_flight))
+                for _ in range(self._drawn(pairs * sizes[unit] * (sums[unit] - sums[begin]))):
+                    at = bisect_right(sums, self._random.uniform(sums[begin], sums[unit] - 1)) - 1
+                    if bisect_right(firsts, at) - 1 not in seen[place]:
+                        self._share(b"%d by %d %d" % (at, unit, len(self.frames[unit])), at, unit)
 
     def _drawn(self, expected: float) -> int:
         """Return how many of rare events happen (Poisson): the times between them are exponential."""

@@ -64,6 +64,21 @@ def test_a_listed_row_is_one_row() -> None:
     assert len(set.intersection(*[set(unit.transaction.changes[1:]) for unit in _backlog(same).units])) == 1
 
 
+def test_a_listed_row_is_anywhere_in_its_batches() -> None:
+    """The log does not say which transaction of a batch changes it: no place is taken for all."""
+    recorded = [
+        _recorded(seq, transactions=8, changes=8)
+        if seq % 2
+        else _recorded(seq, transactions=8, changes=8, holder_seq=seq - 1, late_rows=1, keys=[f"{seq:016}"])
+        for seq in range(1, 41)
+    ]
+    units = _backlog(recorded).units
+    places = {place % 16 for place, unit in enumerate(units) if len(unit.transaction.changes) > 1}
+    # Of the holders, and of the batches that are late.
+    assert len([place for place in places if place < 8]) > 4
+    assert len([place for place in places if place >= 8]) > 4
+
+
 def test_batches_that_ran_alone_run_alone() -> None:
     """A batch in pieces, or one that a barrier's wait is due to, begins when all before have committed."""
     recorded = [_recorded(seq, changes=100) for seq in range(1, 7)]
@@ -81,8 +96,8 @@ def test_more_batches_under_way_hold_more_rows() -> None:
     recorded = [
         _recorded(
             seq, transactions=100, changes=100, received_s=(seq - 1) // 4 * 0.1 - 1e-3,
-            committed_s=(seq - 1) // 4 * 0.1 + 0.095, holder_seq=seq - 1 if seq % 2 == 0 else -1,
-            late_rows=int(seq % 2 == 0),
+            started_s=(seq - 1) // 4 * 0.1, committed_s=(seq - 1) // 4 * 0.1 + 0.095,
+            holder_seq=seq - 1 if seq % 2 == 0 else -1, late_rows=int(seq % 2 == 0),
         )
         for seq in range(1, 201)
     ]  # fmt: skip
@@ -95,6 +110,31 @@ def test_more_batches_under_way_hold_more_rows() -> None:
     slower, faster = play(stream, settings, costs), play(apart, settings, costs)
     assert slower.seconds > 1.1 * faster.seconds
     assert play(_backlog(recorded), settings, costs) == slower
+
+
+def test_batches_that_have_committed_hold_no_rows() -> None:
+    """While one is under way for long, others come and go in relaxed order: each new one has only that one beside it.
+
+    The late row of the last one is then one in 100 pairs of batches, not one in all of them.
+    """
+    recorded = [
+        _recorded(seq, received_s=float(seq), started_s=seq + 0.1, committed_s=seq + 0.5, changes=10)
+        for seq in range(1, 102)
+    ]
+    recorded[0] = recorded[0]._replace(committed_s=200.0)
+    recorded[-1] = recorded[-1]._replace(holder_seq=1, late_rows=1)
+    assert _backlog(recorded).pairs == pytest.approx(1 / (100 * 10 * 10))
+
+
+def test_batches_that_commit_before_the_start_hold_late_rows_only() -> None:
+    """A batch that is read beside two others begins beside one: both count if its rows are late, else that one."""
+    first = _recorded(1, received_s=0.0, started_s=0.0, committed_s=1.5)
+    second = _recorded(2, received_s=0.1, started_s=0.1, committed_s=3.0)
+    third = _recorded(3, received_s=1.0, started_s=2.0, committed_s=4.0, holder_seq=2)
+    # In pairs: the second beside the first, and the third beside one or both.
+    late = second._replace(late_rows=1, holder_seq=1)
+    assert _backlog([first, late, third]).pairs == pytest.approx(1 / 200)
+    assert _backlog([first, late, third._replace(late_rows=1)]).pairs == pytest.approx(2 / 300)
 
 
 def test_the_rest_of_a_backlog_is_given_out_at_once() -> None:
