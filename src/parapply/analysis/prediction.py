@@ -14,14 +14,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from math import hypot, inf, log2, sqrt
-from statistics import fmean, median
+from math import hypot, inf, log, log2, sqrt
+from statistics import fmean, linear_regression, median, pstdev
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply import config
 from parapply.analysis.changes import Change
 from parapply.analysis.contention import MOST, Executed, Line, Processors, alone_s, beside, fit, learn, line_of_sizes
-from parapply.analysis.replay import Costs, Played, Settings, play
+from parapply.analysis.replay import Costs, HotRows, Played, Settings, play
 from parapply.analysis.stream import Recorded, stream_of
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ _LONGER_EACH: Final = 0.10
 _OTHER_EACH: Final = 0.10
 #: Part by which a prediction is longer at most than the source needs where the source is what limits.
 _FED: Final = 0.05
+#: Power of a batch's changes by which its hot rows become more: the least, and the usual one, for batches that are alike
+#: because the logarithms of their changes differ less than the last of these.
+_LEAST_POWER, _USUAL_POWER, _ALIKE_SIZES = 0.3, 0.7, 0.2
 #: Least variation of the source from one time to another.
 _LEAST_SOURCE_ERROR: Final = 0.01
 #: Windows of a log whose speeds are compared, and standard errors of their sum that are within the interval.
@@ -141,6 +144,7 @@ class Log:
         )
         self._costs = Costs(
             batch_s=0.0, change_s=0.0, late_batch_s=late.batch_s, late_row_s=late.change_s, commit_s=commit_s,
+            hot_rows=_hot_rows(recorded),
             turn_s=_turn_s(recorded, is_relaxed=self.order == "relaxed"),
             read_s=self._feed.leader_s * _READING, make_s=make_s,
         )  # fmt: skip
@@ -389,6 +393,18 @@ def _commits(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> tuple[f
         flushing = sum([one.flushing for one in seconds]) / max(1, sum([one.samples for one in seconds]))
         commit_s = _usual([one.execute_s for one in recorded]) * flushing
     return commit_s, fit([(one.late_rows, max(0.0, one.commit_s - commit_s)) for one in late])
+
+
+def _hot_rows(recorded: Sequence[Recorded]) -> HotRows:
+    """Return how many late rows batches have that have hot ones."""
+    hot = [one for one in recorded if one.has_hot]
+    if not hot:
+        return HotRows()
+    logarithms = [(log(one.changes), log(one.late_rows)) for one in hot]
+    power = _USUAL_POWER
+    if pstdev([x for x, _ in logarithms]) > _ALIKE_SIZES:
+        power = min(max(linear_regression(*zip(*logarithms, strict=True)).slope, _LEAST_POWER), 1.0)
+    return HotRows(sum([one.late_rows for one in hot]) / sum([one.changes**power for one in hot]), power)
 
 
 def _turn_s(recorded: Sequence[Recorded], *, is_relaxed: bool) -> float:

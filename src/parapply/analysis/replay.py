@@ -13,13 +13,13 @@ driver has a clock that goes from one event to the next, and performs effects by
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from parapply.analysis.stream import BEGIN_US, table_plan
+from parapply.analysis.stream import BEGIN_US, HOT, table_plan
 from parapply.config import LINGER_S, MEMORY_LIMIT_BYTES, STALL_CHECK_S
 from parapply.engine.flight import Flight, Given
 from parapply.engine.intake import DRAIN_BYTES, Closing, Room
@@ -55,6 +55,17 @@ class Settings:
     scale: float = 1.0  # of the first size of a batch, 1.0 at the beginning of a run
 
 
+class HotRows(NamedTuple):
+    """Late rows of a batch, where the run's hottest rows are among them: some are changed often, others seldom."""
+
+    one: float = 0.0  # of a batch of one change
+    power: float = 1.0  # of the batch's changes by which they become more
+
+    def of(self, changes: int) -> int:
+        """Return the late rows of a batch with a number of changes."""
+        return int(self.one * changes**self.power + 0.5)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Costs:
     """Seconds that the target and the leader take."""
@@ -65,6 +76,7 @@ class Costs:
     weights: Sequence[float] = ()
     late_batch_s: float = 0.0  # in the turn of a batch with late rows
     late_row_s: float = 0.0  # and for each of them
+    hot_rows: HotRows = field(default_factory=HotRows)
     commit_s: float  # a COMMIT with nothing beside it
     is_flushed: bool = True  # a COMMIT waits for a flush, which others share
     turn_s: float = 0.0  # from when a batch may commit until its COMMIT begins
@@ -339,7 +351,9 @@ class _Replay:
         if self._flight.turns.may_commit(job):
             job.is_one_flight = job.batch.n_changes <= ONE_FLIGHT
         else:
-            work.late_rows = sum([len(changes.late_keys) for changes in job.batch.table_changes])
+            keys = [key for changes in job.batch.table_changes for key in changes.late_keys]
+            n_hot = costs.hot_rows.of(work.changes) if any(key.endswith(HOT) for key in keys) else 0  # type: ignore[union-attr]
+            work.late_rows = min(work.changes, max(len(keys), n_hot))
         changes = max(0, work.changes - work.late_rows)
         work_s = (costs.batch_s + costs.change_s * changes) * work.weighed / max(work.changes, 1)
         heapq.heappush(self._executing, (self._done_s + work_s, job.batch.seq, job))

@@ -37,6 +37,8 @@ _LEAST_OF_A_BATCH: Final = 4
 _MOST_KEYS: Final = 64
 #: Batches that list a row from which on it is hot: each unit of them changes it.
 _HOT: Final = 4
+#: The name of a row that stands for the hot ones of two batches that are not listed.
+HOT: Final = b"hot"
 #: Batches before the last one on whose part in a wait the log is silent, but which waits for the same.
 _CLOSE: Final = 2
 #: The publisher's OID of the table that has all the keys; others are of one wait each.
@@ -68,6 +70,11 @@ class Recorded(NamedTuple):
     keys: Sequence[str] = ()  # hashes of some late rows
     kind: str = ""  # of the last wait
     is_alone: bool = False  # pieces, an outcome or a TRUNCATE: nothing runs beside it
+
+    @property
+    def has_hot(self) -> bool:
+        """Return whether the late rows that are not listed are taken for the run's hottest ones."""
+        return len(self.keys) >= LATE_ROWS_LIMIT
 
 
 class Unit(NamedTuple):
@@ -134,7 +141,7 @@ def stream_of(
             units.append(
                 Unit(
                     transaction, max(1, transactions), max(1, sizes[number]), one.tables, release_s, dues_s[place],
-                    place, alone[place],
+                    place, one.is_alone or (alone[place] and not index),
                 )
             )  # fmt: skip
         before_s = releases_s[place]
@@ -157,12 +164,21 @@ def _shares(whole: int, n: int) -> Iterator[int]:
 
 
 def _alone(recorded: Sequence[Recorded], place_of: dict[int, int]) -> list[bool]:
-    """Return which batches run alone: a wait for a barrier is due to the later one unless the earlier one is one."""
-    found: list[bool] = []
-    for one in recorded:
+    """Return which batches run alone: a wait for a barrier is due to the earlier batch, or to the later one.
+
+    It is due to the earlier one if that is known to run alone, if several wait for it so, or if the later one had late
+    rows, which it has beside others only.
+    """
+    found = [one.is_alone for one in recorded]
+    waiting = Counter([one.holder_seq for one in recorded if one.kind == WaitKind.BARRIER])
+    for place, one in enumerate(recorded):
+        if one.kind != WaitKind.BARRIER:
+            continue
         holder = place_of.get(one.holder_seq)
-        is_barrier = one.kind == WaitKind.BARRIER and not (holder is not None and found[holder])
-        found.append(one.is_alone or is_barrier)
+        if holder is not None and (found[holder] or one.late_rows or waiting[one.holder_seq] > 1):
+            found[holder] = True
+        else:
+            found[place] = True
     return found
 
 
@@ -184,9 +200,8 @@ def _seen(recorded: Sequence[Recorded], counted: Counter[str]) -> tuple[list[set
         open_.append(place)
         if known and not one.waits:
             pairs += one.changes * sum([recorded[each].changes for each in known])
-            is_listed = len(one.keys) >= LATE_ROWS_LIMIT
             n_rare = sum([counted[key] < _HOT for key in one.keys])
-            late_rows += n_rare if is_listed else n_rare + one.late_rows - len(one.keys)
+            late_rows += n_rare if one.has_hot else n_rare + one.late_rows - len(one.keys)
     return seen, late_rows / pairs if pairs else 0.0
 
 
@@ -216,13 +231,12 @@ class _Meetings:
                 self._share(name, *mine, *theirs)
             else:
                 self._share(name, self._random.choice(mine), self._random.choice(theirs))
-        n_more = min(_MOST_KEYS, one.late_rows - len(one.keys))
-        is_hot = len(one.keys) >= LATE_ROWS_LIMIT
-        for index in range(n_more):
-            if is_hot:
-                self._share(b"hot %d" % index, *mine, *theirs)
-            else:
-                self._share(b"%d of %d" % (index, one.seq), self._random.choice(mine), self._random.choice(theirs))
+        if one.has_hot:
+            # How many more they are follows from the number of changes (`Costs.hot_rows`).
+            self._share(HOT, *mine, *theirs)
+            return
+        for index in range(min(_MOST_KEYS, one.late_rows - len(one.keys))):
+            self._share(b"%d of %d" % (index, one.seq), self._random.choice(mine), self._random.choice(theirs))
 
     def draw(
         self, pairs: float, sizes: Sequence[int], seen: Sequence[set[int]], firsts: Sequence[int], in_flight: int

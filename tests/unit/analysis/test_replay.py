@@ -9,7 +9,7 @@ import pytest
 
 from parapply.analysis.changes import ORDERS
 from parapply.analysis.contention import Contention
-from parapply.analysis.replay import Costs, Settings, play
+from parapply.analysis.replay import Costs, HotRows, Settings, play
 from parapply.analysis.stream import Recorded, stream_of
 from parapply.engine import intake, pace
 from parapply.engine.intake import Closing
@@ -89,6 +89,22 @@ def test_batches_that_ran_alone_run_alone() -> None:
     assert [unit.is_alone for unit in stream.units] == [False, False, True, False, False, True]
     # Two together, one, two together, one: a second each.
     assert play(stream, replace(_SETTINGS, workers=8), _COSTS).seconds == pytest.approx(4.0, abs=0.05)
+
+
+def test_a_barrier_is_the_batch_that_several_wait_for() -> None:
+    """Also one that a batch with late rows waited for; of its transactions one is the barrier."""
+    recorded = [_recorded(seq, changes=100, transactions=2) for seq in range(1, 6)]
+    for place, holder in ((2, 2), (3, 2)):
+        recorded[place] = recorded[place]._replace(waits=True, holder_seq=holder, kind="barrier")
+    recorded[4] = recorded[4]._replace(waits=True, holder_seq=4, kind="barrier", late_rows=3)
+    alone = [(unit.batch, unit.is_alone) for unit in _backlog(recorded).units]
+    assert [place for place, is_alone in alone if is_alone] == [1, 3]
+
+
+def test_hot_rows_become_more_with_the_batch_but_slower() -> None:
+    """A power of its changes, because some rows are changed often and others seldom."""
+    rows = HotRows(one=2.0, power=0.5)
+    assert [rows.of(changes) for changes in (1, 100, 10_000)] == [2, 20, 200]
 
 
 def test_more_batches_under_way_hold_more_rows() -> None:
