@@ -88,6 +88,7 @@ async def judge(
     sent = {column.name: column.type_oid for column in relation.columns}
     with target_errors(f"judging `replace` of {relation.qualified_name}"):
         async with conn.transaction(force_rollback=True):
+            await rows(conn, sql.SQL("SET TRANSACTION READ WRITE"))  # `check` only reads, and takes this back
             types = {oid: rest for oid, *rest in await rows(conn, _TYPES, [sorted(set(sent.values()))])}
             inputs = {
                 name: Input(name=name, type_oid=oid, type_sql=types[oid][0])
