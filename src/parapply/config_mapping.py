@@ -107,6 +107,14 @@ class MappingConfig(msgspec.Struct, frozen=True):
             if name not in published
         }
 
+    def replaced_unknown(self, published: Collection[str]) -> dict[str, str]:
+        """Return the tables of `replace` that are not published, each with that and the name meant."""
+        return {
+            f'mapping.tables."{name}".replace': f"{name} is no published table{did_you_mean(name, published)}"
+            for name, place in self.tables.items()
+            if place.replaced and name not in published
+        }
+
     def check_rows(self, names: Collection[str]) -> None:
         """Refuse a command for rows of tables, as schema.table, if the rows of one are left out.
 

@@ -69,8 +69,10 @@ _REPLACES: Mapping[str, str | float] = {
 #: On the source, and on the target.
 _QUERIES = {
     "item": (
-        "SELECT id, md5(email), n * 10 + m, left(big, 3) || length(big), 'long: ' || (length(big) > 9000), m,"
-        " date_trunc('year', born::timestamp)::date, kept FROM item",
+        (
+            "SELECT id, md5(email), n * 10 + m, left(big, 3) || length(big), 'long: ' || (length(big) > 9000), m,"
+            " date_trunc('year', born::timestamp)::date, kept FROM item"
+        ),
         "SELECT id, email, n, big, name, m, born, kept FROM item",
     ),
     "account": (
@@ -114,8 +116,8 @@ def _check(source: Database, target: Database) -> None:
 def _statement(chooser: random.Random) -> str:
     one, other = chooser.randint(1, 30), chooser.randint(1, 30)
     text = chooser.choice([
-        "INSERT INTO item VALUES ({a}, 'new{b}', {b}, repeat('{b}', 3000 + {a} % 2), 'new', {a}, '2020-07-{b}', 'k')"
-        " ON CONFLICT DO NOTHING",
+        ("INSERT INTO item VALUES ({a}, 'new{b}', {b}, repeat('{b}', 3000 + {a} % 2), 'new', {a}, '2020-07-{b}', 'k')"
+        " ON CONFLICT DO NOTHING"),
         "UPDATE item SET name = 'w{b}' WHERE id BETWEEN {a} AND {b}",
         "UPDATE item SET email = email || '{b}', m = {b} WHERE id > {a}",
         "UPDATE item SET big = repeat('{b}', {a} * 400) WHERE id = {b}",
@@ -161,9 +163,11 @@ def test_random_changes(
     seed = secrets.randbelow(1_000_000)
     print(f"seed {seed}")  # noqa: T201  shown where the test fails
     point = random.Random(seed).choice((failpoints.DML_SENT, failpoints.COMMIT_SENT, failpoints.COMMITTED))
-    routes = []
+    routes: list[Route] = []
     for way in random_ways(seed):
         settings = {**FAST, "source.decoding_memory_bytes": 65536, **_REPLACES, **way.settings}
+        if len(routes) == 1:
+            settings['apply.tables."public.account".parallel'] = "never"  # one by one
         route = Route(source=source, target=new_target(), settings=settings)
         done = run_command(route, "init", "--copy", "--connections", "2")
         assert done.returncode == 0, done.stderr
@@ -180,8 +184,9 @@ def test_random_changes(
         assert route.target.rows("SELECT conflict_type, table_name FROM parapply.conflicts") == []
     verified = run_command(routes[0], "verify")
     assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert "public.account: not compared, because users' functions replace it: phone" in verified.stderr
     routes[0].target.execute("UPDATE item SET email = 'e1', big = 'x' WHERE id = (SELECT max(id) FROM item)")
-    verified = run_command(routes[0], "verify", "--sql")
+    verified = run_command(routes[0], "verify", "--statements")
     assert verified.returncode == 1, verified.stdout + verified.stderr
     assert "md5" not in verified.stdout
 
@@ -191,7 +196,7 @@ def test_conflicts_refresh_and_heal(
 ) -> None:
     """What overwrites has the values; records have none of the publisher's, and replay and heal are refused."""
     policies = {"conflict.insert_exists": "apply_remote", "conflict.update_missing": "apply_remote"}
-    policies["conflict.delete_missing"] = "skip"
+    policies |= {"conflict.delete_missing": "skip", 'apply.tables."public.item".parallel': "never"}
     route = Route(source=source, target=new_target(), settings={**FAST, **_REPLACES, **policies})
     assert run_command(route, "init", "--copy").returncode == 0
     daemon = start_daemon(route)
@@ -199,6 +204,8 @@ def test_conflicts_refresh_and_heal(
                          "DELETE FROM account WHERE id IN (1, 2)")  # fmt: skip
     source.execute("INSERT INTO item VALUES (50, 'secret', 5, 'large', 'x', 6, '2021-03-03', 'k');"
                    "UPDATE account SET phone = '+secret' WHERE id = 1; DELETE FROM account WHERE id = 2")  # fmt: skip
+    for change in ("name = 'y'", "n = n + 1", "big = repeat('b', 9000)", "id = -id", "email = NULL", "kept = 'k'"):
+        source.execute(f"UPDATE item SET {change} WHERE id <> 50")
     daemon.wait_caught_up()
     _check(source, route.target)
     assert route.target.rows("SELECT own FROM item WHERE id = 50") == [("mine",)]
@@ -257,9 +264,9 @@ def test_hostile_expressions_are_refused(
     target = new_target()
     role = f"evil_{secrets.token_hex(4)}"
     target.execute(
-        f"CREATE ROLE {role}; CREATE TABLE ran (); CREATE DOMAIN short AS text CHECK (length(VALUE) < 9);"
-        "CREATE FUNCTION evil(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN EXECUTE 'DROP TABLE public.ran';"
-        " RETURN $1; END $$; CREATE FUNCTION evil(text, text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1';"
+        f"CREATE ROLE {role}; CREATE DOMAIN short AS text CHECK (length(VALUE) < 9);"
+        "CREATE FUNCTION evil(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RAISE 'it ran'; END $$;"
+        "CREATE FUNCTION evil(text, text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1';"
         f"ALTER FUNCTION evil(text) OWNER TO {role}; ALTER FUNCTION evil(text, text) OWNER TO {role};"
         "CREATE OPERATOR !!! (LEFTARG = text, RIGHTARG = text, FUNCTION = evil)"
     )
@@ -267,7 +274,7 @@ def test_hostile_expressions_are_refused(
     try:
         checked = run_command(Route(source=source, target=target, settings=settings), "check", "--json")
         assert words.replace('"', '\\"') in checked.stdout, checked.stdout + checked.stderr
-        assert target.rows("SELECT to_regclass('item')::text, to_regclass('ran')::text") == [("item", "ran")]
+        assert target.rows("SELECT count(*) FROM item") == [(0,)]
         assert source.rows("SELECT count(*) FROM item") == [(20,)]
         assert target.rows("SELECT relname FROM pg_class WHERE relname LIKE 'parapply%' AND relkind = 'r'") == []
     finally:
@@ -323,7 +330,7 @@ def test_what_cannot_be_replaced_is_refused(  # noqa: PLR0917  the case
         ("ALTER TABLE item RENAME TO thing", "became public.thing, which has another `replace` in [mapping]"),
     ],
 )
-def test_a_change_of_what_is_read_stops_the_stream(
+def test_a_change_of_what_is_read_stops_the_stream(  # noqa: PLR0917  the case
     source: Database,
     new_target: Callable[[], Database],
     run_command: RunCommand,
@@ -354,5 +361,5 @@ def test_check_shows_the_expressions(
     found = [one["found"] for one in json.loads(checked.stdout)["findings"] if one["code"] == "column_replaced"]
     assert len(found) == len(_OF_ITEM) + len(_OF_ACCOUNT)
     assert 'column "email" of "public"."item" gets md5(email), which reads "email" and is immutable' in found
-    assert 'column "n" of "public"."item" gets ((n * 10) + m), which reads "m", "n" and is immutable' in found
-    assert 'column "secret" of "public"."account" gets NULL::text, which reads nothing and is immutable' in found
+    assert 'column "n" of "public"."item" gets (((n * 10) + m)), which reads "m", "n" and is immutable' in found
+    assert 'column "secret" of "public"."account" gets (NULL::text), which reads nothing and is immutable' in found

@@ -113,6 +113,7 @@ class Code(StrEnum):
     TABLE_SHARED = "table_shared"
     SCHEMA_ONLY = "schema_only"
     COLUMN_REPLACED = "column_replaced"
+    REPLACED_UNKNOWN = "replaced_unknown"
     SCHEMA_ONLY_UNKNOWN = "schema_only_unknown"
     SPILL_DIR = "spill_dir"
     SPILL_SPACE = "spill_space"

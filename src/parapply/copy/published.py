@@ -151,7 +151,7 @@ def _mapped(tables: Sequence[PublishedTable], mapping: MappingConfig) -> list[Pu
     for table in tables:
         here = mapping.target_of(table.full_name)
         own = msgspec.structs.replace(
-            _without(table, mapping.omitted_of(table.full_name)),
+            without(table, mapping.omitted_of(table.full_name)),
             target=None if here == table.full_name else here,
             constants=dict(mapping.constants_of(table.full_name)),
             replaced=dict(mapping.replaced_of(table.full_name)),
@@ -167,8 +167,12 @@ def _mapped(tables: Sequence[PublishedTable], mapping: MappingConfig) -> list[Pu
     return placed
 
 
-def _without(table: PublishedTable, omitted: Sequence[str]) -> PublishedTable:
-    """Return a table without columns that the target's rows do not get."""
+def without(table: PublishedTable, omitted: Sequence[str]) -> PublishedTable:
+    """Return a table without columns that the target's rows do not get, or that are not compared.
+
+    Raises:
+        SourceRefused: one is not published, or is of the key.
+    """
     if not omitted:
         return table
     unknown = [name for name in omitted if name not in table.columns]

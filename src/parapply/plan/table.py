@@ -97,8 +97,8 @@ class Replacement(msgspec.Struct, frozen=True, kw_only=True):
     """A column that gets the value of an SQL expression of the publisher's row."""
 
     name: str
-    text: str  # as configured, for people
     sql: str  # as the target prints it: one expression, of the names of its inputs
+    is_system: bool  # of the server's own functions and operators, which the publisher has, too
     inputs: tuple[Input, ...]
     type_sql: str  # of the target's column, with length, precision and scale
     base_sql: str  # without

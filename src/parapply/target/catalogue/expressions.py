@@ -34,17 +34,18 @@ _TYPES: Final = sql.SQL(
     " FROM pg_catalog.pg_type AS t JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace"
     " WHERE t.oid = ANY ($1::oid[]) AND t.oid < 16384"
 )
-#: Objects that the view depends on, besides its table, that are not the server's own; those that may not be there.
+#: Objects that the view depends on, besides its table, that are not the server's own, and whether they may be there.
 _OTHERS: Final = sql.SQL("""
-SELECT pg_catalog.pg_describe_object(d.refclassid, d.refobjid, 0)
+SELECT pg_catalog.pg_describe_object(d.refclassid, d.refobjid, 0),
+       d.refclassid = 'pg_catalog.pg_collation'::regclass
+         OR coalesce(pg_catalog.pg_has_role(p.proowner, current_user, 'MEMBER'), false)
   FROM pg_catalog.pg_rewrite AS r
   JOIN pg_catalog.pg_depend AS d ON d.classid = 'pg_catalog.pg_rewrite'::regclass AND d.objid = r.oid
   LEFT JOIN pg_catalog.pg_operator AS o ON d.refclassid = 'pg_catalog.pg_operator'::regclass AND o.oid = d.refobjid
   LEFT JOIN pg_catalog.pg_proc AS p
     ON p.oid = CASE d.refclassid WHEN 'pg_catalog.pg_proc'::regclass THEN d.refobjid ELSE o.oprcode END
  WHERE r.ev_class = $1::regclass AND d.refobjid NOT IN ($1::regclass, $2::regclass)
-   AND d.refclassid <> 'pg_catalog.pg_collation'::regclass
-   AND NOT coalesce(pg_catalog.pg_has_role(p.proowner, current_user, 'MEMBER'), false) ORDER BY 1""")
+  ORDER BY 2, 1""")
 _JUDGED: Final = sql.SQL("""
 SELECT pg_catalog.pg_get_indexdef(i.indexrelid, 1, false), i.indnatts = 1 AND i.indpred IS NULL,
   ARRAY(SELECT DISTINCT a.attname::text FROM pg_catalog.pg_depend AS d
@@ -102,13 +103,13 @@ async def judge(
                 if name not in sent:
                     # It may have another name now, under which its values would come as they are.
                     raise _refused(relation, name, "the column is not published")
-                printed, read = await _judge(conn, relation, table, name, text)
+                printed, read, is_system = await _judge(conn, relation, table, name, text)
                 if len(read) > 1 and (large := [one for one in read if not types[sent[one]][1]]):
                     why = f'it reads several columns, and "{large[0]}" is not always sent: its type has large values'
                     raise _refused(relation, name, why)
                 type_sql, base_sql = await _type_of(conn, relation, target, name)
                 found[name] = Replacement(
-                    name=name, text=text, sql=printed, inputs=tuple([inputs[one] for one in read]),
+                    name=name, sql=printed, is_system=is_system, inputs=tuple([inputs[one] for one in read]),
                     type_sql=type_sql, base_sql=base_sql,
                 )  # fmt: skip
                 nulls = [f"NULL::{one.type_sql}" for one in found[name].inputs]
@@ -116,19 +117,20 @@ async def judge(
     return found
 
 
-async def _judge(conn: Connection, relation: Relation, table: str, name: str, text: str) -> tuple[str, list[str]]:
-    """Return an expression as the server prints it, and the columns that it reads."""
+async def _judge(conn: Connection, relation: Relation, table: str, name: str, text: str) -> tuple[str, list[str], bool]:
+    """Return an expression as the server prints it, the columns that it reads, and whether it has no users' code."""
     view, index = (f"{table}_{secrets.token_hex(4)}" for _ in "vi")
     # Behind a line's end, where a comment ends.
     selected = f"SELECT ({text}\n) FROM pg_temp.{table}"
     await _one(conn, relation, name, f"CREATE TEMPORARY VIEW {view} (replaced) AS {selected}")
-    if others := await rows(conn, _OTHERS, [f"pg_temp.{view}", f"pg_temp.{table}"]):
+    others = await rows(conn, _OTHERS, [f"pg_temp.{view}", f"pg_temp.{table}"])
+    if others and not others[0][1]:
         raise _refused(relation, name, f"it uses {others[0][0]}, which is not the server's own or of a trusted owner")
     await _one(conn, relation, name, f"CREATE INDEX {index} ON pg_temp.{table} ((({text}\n)))")
     ((printed, is_one, read),) = await rows(conn, _JUDGED, [f"pg_temp.{index}"])
     if not is_one:
         raise _refused(relation, name, "it is not one expression")
-    return printed, read
+    return printed, read, not others
 
 
 async def _one(conn: Connection, relation: Relation, name: str, statement: str) -> None:

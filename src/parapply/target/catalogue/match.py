@@ -116,7 +116,8 @@ def _reason(
         # Where all of the table waits anyway, single values do not matter.
         reasons += unique_phrases if plan.lane is Lane.SET and not width_reasons else []
         reasons += foreign_key_phrases(plan.facts, plan.foreign_keys)
-    reasons += [f'column "{one.name}" is replaced by {one.text}' for one in plan.replaced.values()]
+    if plan.replaced:
+        reasons.append(f"values of {_names(one.name for one in plan.replaced.values())} are replaced")
     if plan.refusal:
         reasons.append("updates and deletes are refused")
     # The phrase for the lane may also be the one for the width.
