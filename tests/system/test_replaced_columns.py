@@ -194,7 +194,7 @@ def test_random_changes(
 def test_conflicts_refresh_and_heal(
     source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:
-    """What overwrites has the values; records have none of the publisher's, and replay and heal are refused."""
+    """Rows that overwrite have the values; records have none of the publisher's, and replay and heal are refused."""
     policies = {"conflict.insert_exists": "apply_remote", "conflict.update_missing": "apply_remote"}
     policies |= {"conflict.delete_missing": "skip", 'apply.tables."public.item".parallel': "never"}
     route = Route(source=source, target=new_target(), settings={**FAST, **_REPLACES, **policies})

@@ -229,7 +229,7 @@ class HealRun:
         if replaced := [table.text for table in published if table.replaced]:
             raise TargetRefused(
                 f"no heal compares rows whose columns are replaced: {', '.join(replaced)}",
-                hint="`parapply drop`, then `parapply init --copy --truncate` copies all tables anew",
+                hint="`parapply drop`, then `parapply init --copy --truncate` copies all tables again",
             )
         by_text = {table.text for table in published}
         if missing := [text for text in self._options.whole if text not in by_text]:

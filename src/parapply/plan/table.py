@@ -98,7 +98,7 @@ class Replacement(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     sql: str  # as the target prints it: one expression, of the names of its inputs
-    is_system: bool  # of the server's own functions and operators, which the publisher has, too
+    is_system: bool  # made of the server's own functions and operators, which are also on the publisher
     inputs: tuple[Input, ...]
     type_sql: str  # of the target's column, with length, precision and scale
     base_sql: str  # without

@@ -178,7 +178,7 @@ def _check_replaced(
 ) -> None:
     """Refuse to replace columns by whose values rows are found, or compared with other rows or tables.
 
-    The values in the stream, which are compared, are then no more those of the target's rows.
+    The values in the stream are compared, and the target's rows have others.
     """
     keys = {column.name for column in relation.columns if column.is_key and relation.replica_identity != "f"}
     always = {column.name for column in facts.columns if column.is_identity_always}

@@ -444,7 +444,7 @@ class Statements:
         return assigned, values, tuple(positions)
 
     def _assigned(self, present: Sequence[int]) -> list[int]:
-        """Return the columns to assign: a replaced one where the values are there that its expression reads.
+        """Return the columns to assign: a replaced one where all values are present that its expression reads.
 
         Where one is not, it is unchanged TOAST and the only one, so the expression has its old value.
         """
