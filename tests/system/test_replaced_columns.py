@@ -58,7 +58,7 @@ _OF_ITEM = {
     "email": "md5(email)",
     "n": "n * 10 + m",
     "big": "left(big, 3) || pg_catalog.length(big)",
-    "name": "'long: ' || (length(big) > 9000) -- of another column",
+    "name": "'long {}%s\\: ' || (length(big) > 9000) -- of another column",
     "born": "date_trunc('year', born::timestamp)::date",
 }
 _OF_ACCOUNT = {"secret": "NULL::text", "phone": "public.masked(phone)"}
@@ -70,7 +70,7 @@ _REPLACES: Mapping[str, str | float] = {
 _QUERIES = {
     "item": (
         (
-            "SELECT id, md5(email), n * 10 + m, left(big, 3) || length(big), 'long: ' || (length(big) > 9000), m,"
+            "SELECT id, md5(email), n * 10 + m, left(big, 3) || length(big), 'long {}%s\\: ' || (length(big) > 9000), m,"
             " date_trunc('year', born::timestamp)::date, kept FROM item"
         ),
         "SELECT id, email, n, big, name, m, born, kept FROM item",
@@ -288,6 +288,7 @@ def test_hostile_expressions_are_refused(
         ("", "nosuch", "the column is not published"),
         ("CREATE UNIQUE INDEX more ON item (name, email)", "email", '"email" is part of unique index "more"'),
         ("CREATE UNIQUE INDEX more ON item (lower(name))", "email", 'unique index "more" has an expression'),
+        ("ALTER TABLE item ADD low text GENERATED ALWAYS AS (lower(email)) STORED UNIQUE", "email", "has an expression"),
         ("CREATE UNIQUE INDEX more ON item (name) WHERE email > ''", "email", 'unique index "more" has an expression'),
         ("CREATE TABLE p (c text PRIMARY KEY); ALTER TABLE item ADD CONSTRAINT f FOREIGN KEY (name) REFERENCES p",
          "name", '"name" is part of foreign key "f"'),

@@ -89,8 +89,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     """A published column that an expression reads."""
 
     name: str
-    type_oid: int  # on the publisher, built in
-    type_sql: str  # quoted
+    type_sql: str  # quoted; of the publisher, built in
 
 
 class Replacement(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,7 +92,7 @@ async def judge(
             await rows(conn, sql.SQL("SET TRANSACTION READ WRITE"))  # `check` only reads, and takes this back
             types = {oid: rest for oid, *rest in await rows(conn, _TYPES, [sorted(set(sent.values()))])}
             inputs = {
-                name: Input(name=name, type_oid=oid, type_sql=types[oid][0])
+                name: Input(name=name, type_sql=types[oid][0])
                 for name, oid in sent.items() if oid in types
             }  # fmt: skip
             # A name that no text can have: so none reads the row as a whole.

@@ -182,11 +182,12 @@ def _check_replaced(
     """
     keys = {column.name for column in relation.columns if column.is_key and relation.replica_identity != "f"}
     always = {column.name for column in facts.columns if column.is_identity_always}
+    generated = {column.name for column in facts.columns if column.is_generated}
     problems = ["rows are found by all their columns"] if is_full else []
     problems += [
         f'unique index "{index.name}" has an expression or a condition'
         for index in facts.unique
-        if index.is_partial or not index.columns
+        if index.is_partial or not index.columns or not generated.isdisjoint(index.columns)
     ]
     for name in replacements:
         indexes = [index.name for index in facts.unique if name in (*index.columns, *index.named)]

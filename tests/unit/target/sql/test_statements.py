@@ -59,7 +59,7 @@ def test_texts() -> None:
 def _replacement(name: str, expression: str, *inputs: str) -> Replacement:
     return Replacement(
         name=name, sql=expression, is_system=True, type_sql="text", base_sql="text",
-        inputs=tuple([Input(name=one, type_oid=25, type_sql="pg_catalog.text") for one in inputs]),
+        inputs=tuple([Input(name=one, type_sql="pg_catalog.text") for one in inputs]),
     )  # fmt: skip
 
 
