@@ -70,8 +70,8 @@ _REPLACES: Mapping[str, str | float] = {
 _QUERIES = {
     "item": (
         (
-            "SELECT id, md5(email), n * 10 + m, left(big, 3) || length(big), 'long {}%s\\: ' || (length(big) > 9000), m,"
-            " date_trunc('year', born::timestamp)::date, kept FROM item"
+            "SELECT id, md5(email), n * 10 + m, left(big, 3) || length(big), 'long {}%s\\: ' || (length(big) > 9000), "
+            " m, date_trunc('year', born::timestamp)::date, kept FROM item"
         ),
         "SELECT id, email, n, big, name, m, born, kept FROM item",
     ),
@@ -288,7 +288,7 @@ def test_hostile_expressions_are_refused(
         ("", "nosuch", "the column is not published"),
         ("CREATE UNIQUE INDEX more ON item (name, email)", "email", '"email" is part of unique index "more"'),
         ("CREATE UNIQUE INDEX more ON item (lower(name))", "email", 'unique index "more" has an expression'),
-        ("ALTER TABLE item ADD low text GENERATED ALWAYS AS (lower(email)) STORED UNIQUE", "email", "has an expression"),
+        ("ALTER TABLE item ADD low text GENERATED ALWAYS AS (lower(email)) STORED UNIQUE", "email", "has an exp"),
         ("CREATE UNIQUE INDEX more ON item (name) WHERE email > ''", "email", 'unique index "more" has an expression'),
         ("CREATE TABLE p (c text PRIMARY KEY); ALTER TABLE item ADD CONSTRAINT f FOREIGN KEY (name) REFERENCES p",
          "name", '"name" is part of foreign key "f"'),
