@@ -73,7 +73,9 @@ def _delete(change: RowChange, row: LocalRow) -> Command:
 
 def _overwrite(change: RowChange, row: LocalRow) -> Command:
     columns = change.plan.columns
-    assigned, texts, positions = Statements(change.plan).row_values(range(len(columns)), first=2)
+    statements = Statements(change.plan)
+    assigned = statements.assigned(range(len(columns)))
+    texts, positions = statements.row_values(assigned, first=2)
     pairs = zip(assigned, texts, strict=True)
     sets = ", ".join(f"{identifier(columns[position].name)} = {text}" for position, text in pairs)
     text = f"UPDATE {only(change.plan)} AS t SET {sets} WHERE t.ctid = $1::tid AND t.tableoid = {_table(row)}"

@@ -265,7 +265,7 @@ class Statements:
     def _build_set_insert(self, present: tuple[int, ...]) -> Sql:
         if not present:
             raise ValueError(f"{self._table}: a set of rows needs at least one column")
-        assigned = self._assigned(present)
+        assigned = self.assigned(present)
         used = self._used(assigned)
         targets = ", ".join([*[self._names[position] for position in assigned], *self._more_names])
         values = ", ".join([*[self._element(position) for position in assigned], *self._more_values])
@@ -281,7 +281,7 @@ class Statements:
         # Equal keys of other classes may print differently (1.0 and 1.00), and the new text is what must remain.
         # Leaving out the rest spares the check whether an indexed column changed.
         fixed = [position for position in keys if self._column(position).equality is Equality.BYTES]
-        assigned = self._assigned(present)
+        assigned = self.assigned(present)
         settable = [position for position in assigned if not self._column(position).is_identity_always]
         # Something must be set for the row to count as updated: the key, to what it is.
         changed = [position for position in settable if position not in fixed] or settable[:1]
@@ -299,7 +299,7 @@ class Statements:
 
     def _build_set_move(self, present: tuple[int, ...]) -> Sql:
         keys = self.plan.key_positions
-        assigned = self._assigned(present)
+        assigned = self.assigned(present)
         used = self._used(assigned)
         arrays = [*self._arrays(used), *self._arrays(keys, first=len(used) + 1)]
         names = [*[f"c{position}" for position in used], *[f"o{position}" for position in keys]]
@@ -350,7 +350,8 @@ class Statements:
     def _build_row_insert(self, present: tuple[int, ...]) -> Sql:
         if not (present or self._more_names):
             return _sql(f"INSERT INTO {self._table} DEFAULT VALUES", ())
-        assigned, values, positions = self.row_values(present)
+        assigned = self.assigned(present)
+        values, positions = self.row_values(assigned)
         targets = ", ".join([*[self._names[position] for position in assigned], *self._more_names])
         return _sql(
             f"INSERT INTO {self._table} ({targets}) OVERRIDING SYSTEM VALUE"
@@ -360,8 +361,8 @@ class Statements:
 
     def _build_row_update(self, present: tuple[int, ...]) -> Sql:
         guarded = self._guarded(present)
-        settable = [position for position in present if not self._column(position).is_identity_always]
-        changed, values, taken = self.row_values(settable)
+        changed = [position for position in self.assigned(present) if not self._column(position).is_identity_always]
+        values, taken = self.row_values(changed)
         if not changed:
             return self._build_select(guarded, is_set=False)
         positions = (*taken, *guarded)
@@ -428,22 +429,22 @@ class Statements:
         fixed = [one.column for one in self.plan.constants]
         return types_unaltered(self.plan.facts, [*[self._column(position) for position in positions], *fixed])
 
-    def row_values(self, present: Sequence[int], first: int = 1) -> tuple[list[int], list[str], tuple[int, ...]]:
-        """Return the wire positions of columns to assign, the SQL of their values, and the positions of its parameters.
+    def row_values(self, assigned: Sequence[int], first: int = 1) -> tuple[list[str], tuple[int, ...]]:
+        """Return the SQL of the values of columns to assign, and the wire positions of its parameters.
 
         Args:
-            present: wire positions that have a value.
+            assigned: wire positions of the columns.
             first: number of the first parameter.
         """
-        assigned, values, positions = self._assigned(present), [], list[int]()
+        values, positions = [], list[int]()
         for position in assigned:
             taken = self._inputs.get(position, (position,))
             numbers = [f"${first + len(positions) + number}" for number in range(len(taken))]
             positions += taken
             values.append(self._replaced(position, numbers) if position in self._inputs else numbers[0])
-        return assigned, values, tuple(positions)
+        return values, tuple(positions)
 
-    def _assigned(self, present: Sequence[int]) -> list[int]:
+    def assigned(self, present: Sequence[int]) -> list[int]:
         """Return the columns to assign: a replaced one where all values are present that its expression reads.
 
         Where one is not, it is unchanged TOAST and the only one, so the expression has its old value.

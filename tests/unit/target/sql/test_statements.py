@@ -88,6 +88,16 @@ def test_a_replaced_column_is_set_where_its_inputs_are_sent() -> None:
     assert (move.positions, move.old_positions) == ((0, 3), (0,))
 
 
+def test_a_replaced_column_may_read_an_identity_column() -> None:
+    """SQL cannot set an ALWAYS identity column, but what reads it changes with its other inputs."""
+    columns = [column("id"), column("v"), column("n", is_identity_always=True)]
+    published = [sent(one.name, is_key=one.name == "id") for one in columns]
+    by_name = {"v": _replacement("v", "f(v, n)", "v", "n")}
+    made = Statements(match(relation(*published), table(columns, ["id"]), replacements=by_name))
+    assert made.row_update((0, 1, 2)).positions == (0, 1, 2, 2)
+    assert b'"v" = (SELECT f(v, n)' in made.set_update((0, 1, 2)).text
+
+
 def test_an_input_of_a_replaced_column_comes_as_the_publisher_has_it() -> None:
     """The array of the target's type would be read by that type's input before the expression sees the value."""
     made = _replaced(_replacement("v", "f(id)", "id"))
