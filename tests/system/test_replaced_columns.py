@@ -82,6 +82,7 @@ _QUERIES = {
 }
 _TRANSACTIONS = 120
 _UNIQUE_VIOLATION = "23505"
+_NO_TEMPORARY = "DO $$ BEGIN EXECUTE format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', current_database()); END $$"
 #: Streamed while it is in progress.
 _UPSERT = (
     "INSERT INTO item SELECT n, 's', n, repeat('b', 300), 'k' FROM generate_series(1000, 1400) AS n"
@@ -294,6 +295,7 @@ def test_hostile_expressions_are_refused(
          "name", '"name" is part of foreign key "f"'),
         ("ALTER TABLE item ALTER m SET NOT NULL, ALTER m ADD GENERATED ALWAYS AS IDENTITY", "m", "ALWAYS AS IDENTITY"),
         ("ALTER TABLE item DROP CONSTRAINT item_pkey", "email", "rows are found by all their columns"),
+        (_NO_TEMPORARY, "email", "permission denied to create temporary tables"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_replaced_is_refused(  # noqa: PLR0917  the case
