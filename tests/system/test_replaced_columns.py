@@ -154,6 +154,7 @@ def _write(source: Database, seed: int) -> None:
                 connection.execute("ALTER TABLE item ALTER n TYPE bigint; UPDATE item SET n = n + 1")
 
 
+@pytest.mark.pg_majors(15, 18)
 def test_random_changes(
     source: Database,
     new_target: Callable[[], Database],
@@ -356,6 +357,7 @@ def test_a_change_of_what_is_read_stops_the_stream(  # noqa: PLR0917  the case
     assert route.target.rows("SELECT count(*) FROM thing") == [(0,)]
 
 
+@pytest.mark.pg_majors(15, 18)
 def test_check_shows_the_expressions(
     source: Database, new_target: Callable[[], Database], run_command: RunCommand
 ) -> None:
