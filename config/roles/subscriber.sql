@@ -45,9 +45,9 @@ SELECT format('GRANT CONNECT, CREATE ON DATABASE %I TO %I', current_database(), 
     GRANT SET ON PARAMETER session_replication_role TO :"role";
 \endif
 \if :origins
-    GRANT EXECUTE ON FUNCTION pg_catalog.pg_replication_origin_create(text),
-        pg_catalog.pg_replication_origin_drop(text), pg_catalog.pg_replication_origin_session_setup(text),
-        pg_catalog.pg_replication_origin_xact_setup(pg_lsn, timestamptz) TO :"role";
+    -- Without their parameters, in which versions differ.
+    GRANT EXECUTE ON FUNCTION pg_catalog.pg_replication_origin_create, pg_catalog.pg_replication_origin_drop,
+        pg_catalog.pg_replication_origin_session_setup, pg_catalog.pg_replication_origin_xact_setup TO :"role";
 \endif
 
 -- UPDATE on sequences is for `parapply sequences`, USAGE for defaults that call nextval.

@@ -19,6 +19,7 @@ class TargetPlace(msgspec.Struct, frozen=True):
     name: str = ""  # schema.table, or schema; empty: as on the publisher
     constants: dict[str, str] = {}  # columns that only the target has, each with its value in all rows
     omitted: tuple[str, ...] = ()  # published columns that the target's rows do not get
+    replaced: dict[str, str] = {}  # published columns that get the value of an SQL expression of the row instead
 
 
 class MappingConfig(msgspec.Struct, frozen=True):
@@ -84,6 +85,16 @@ class MappingConfig(msgspec.Struct, frozen=True):
         found = self.tables.get(".".join(name))
         return found.omitted if found else ()
 
+    @property
+    def replaces(self) -> bool:
+        """Return whether columns of a table get the values of expressions."""
+        return any(place.replaced for place in self.tables.values())
+
+    def replaced_of(self, name: tuple[str, str]) -> Mapping[str, str]:
+        """Return the SQL expressions of a table's columns that get their values."""
+        found = self.tables.get(".".join(name))
+        return found.replaced if found else {}
+
     def is_schema_only(self, name: tuple[str, str]) -> bool:
         """Return whether the rows of a table are left out."""
         return ".".join(name) in self.schema_only
@@ -94,6 +105,14 @@ class MappingConfig(msgspec.Struct, frozen=True):
             f'mapping.schema_only "{name}"': f"{name} is no published table{did_you_mean(name, published)}"
             for name in self.schema_only
             if name not in published
+        }
+
+    def replaced_unknown(self, published: Collection[str]) -> dict[str, str]:
+        """Return the tables of `replace` that are not published, each with that and the name meant."""
+        return {
+            f'mapping.tables."{name}".replace': f"{name} is no published table{did_you_mean(name, published)}"
+            for name, place in self.tables.items()
+            if place.replaced and name not in published
         }
 
     def check_rows(self, names: Collection[str]) -> None:
@@ -135,21 +154,24 @@ def _place(path: Sequence[str], name: str, given: object, errors: list[str]) -> 
     here: object = ""
     constants: dict[str, str] = {}
     omitted: tuple[str, ...] = ()
+    replaced: dict[str, str] = {}
     if isinstance(given, dict):
-        keys = (kind, "set", *(("omit",) if kind == "table" else ()))
+        keys = (kind, "set", *(("omit", "replace") if kind == "table" else ()))
         errors += [f"{dotted([*path, key])}: unknown key{did_you_mean(key, keys)}" for key in given if key not in keys]
         here = given.get(kind, name)
         constants = _constants([*path, "set"], given.get("set", {}), errors)
         omitted = _omitted([*path, "omit"], given.get("omit", []), errors)
+        replaced = _replaced([*path, "replace"], given.get("replace", {}), errors)
     else:
         here = given
     n_dots, rule = (1, '"schema.table"') if kind == "table" else (0, "as the name of a schema")
     if not isinstance(here, str) or not all(_is_name(one, n_dots) for one in (name, here)):
         errors.append(f"{dotted(path)}: both names must be written {rule}")
         return TargetPlace()
-    if both := [column for column in omitted if column in constants]:
-        errors.append(f"{dotted(path)}: columns in both `set` and `omit`: {', '.join(both)}")
-    return TargetPlace(name=here, constants=constants, omitted=omitted)
+    columns = [*constants, *omitted, *replaced]
+    if twice := sorted({column for column in columns if columns.count(column) > 1}):
+        errors.append(f"{dotted(path)}: columns in two of `set`, `omit` and `replace`: {', '.join(twice)}")
+    return TargetPlace(name=here, constants=constants, omitted=omitted, replaced=replaced)
 
 
 def _is_name(text: str, n_dots: int) -> bool:
@@ -162,6 +184,15 @@ def _omitted(path: Sequence[str], given: object, errors: list[str]) -> tuple[str
         errors.append(f"{dotted(path)}: must be a list of columns' names")
         return ()
     return tuple(names)
+
+
+def _replaced(path: Sequence[str], given: object, errors: list[str]) -> dict[str, str]:
+    if not isinstance(given, dict) or not all(
+        name and isinstance(text, str) and text.strip() and "\0" not in name + text for name, text in given.items()
+    ):
+        errors.append(f"{dotted(path)}: must be a section of columns, each with an SQL expression as text")
+        return {}
+    return dict(given)
 
 
 def _constants(path: Sequence[str], given: object, errors: list[str]) -> dict[str, str]:

@@ -33,7 +33,8 @@ from parapply.runtime.tables.plans import TablePlans
 from parapply.runtime.tables.prefetch import CataloguePrefetch
 from parapply.source import slot
 from parapply.source.stream import ReplicationStream
-from parapply.target.session import lease, settings
+from parapply.target.session import lease, origins, settings
+from parapply.target.session.session import WorkerSession
 from parapply.target.state import slots as state
 from tests.fixtures.pair import named
 
@@ -143,6 +144,34 @@ async def test_a_server_of_a_newer_version_is_taken_and_said_to_be_untested(
     told = [json.loads(line) for line in stream.getvalue().decode().splitlines() if "server_untested" in line]
     assert sorted(event["end"] for event in told) == ["source", "target"]
     assert all(event["hint"].startswith("the newest that parapply was tested with is 1;") for event in told)
+
+
+async def test_workers_share_an_origin_where_the_target_lets_them(
+    config: Config, target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL 19: the others name the process of the first, whose session stays open after its worker has left.
+
+    A stand-in has the second form of the function; `tests/system/test_versions.py` has a real one.
+    """
+    monkeypatch.setattr(settings, "SHARED_ORIGINS_SINCE", 150000)
+    target_db.execute("CREATE TABLE joined (name text, first_pid int, pid int DEFAULT pg_backend_pid());"
+                      "CREATE FUNCTION pg_catalog.pg_replication_origin_session_setup(text, integer) RETURNS void"
+                      " LANGUAGE sql SECURITY DEFINER AS 'INSERT INTO public.joined VALUES ($1, $2)'")  # fmt: skip
+    async with AsyncExitStack() as stack:
+        ends = await Connector(config, share_of(config.apply), takeover=False).open(stack)
+        (number, first), *others = ends.sessions
+        assert number == 1
+        assert all(session.origin_problem is None for _, session in ends.sessions)
+        name = origins.origin_name(ends.state.slot_id, 1)
+        assert target_db.rows(f"SELECT roname FROM pg_replication_origin WHERE roname = '{name}'") == [(name,)]
+        expected = {(name, first.pipeline.backend_pid, session.pipeline.backend_pid) for _, session in others}
+        assert set(target_db.rows("SELECT * FROM joined")) == expected
+        await ends.opener.close(1)
+        assert isinstance(late := await ends.opener.open_one_more(len(others) + 2), WorkerSession)
+        assert (name, first.pipeline.backend_pid, late.pipeline.backend_pid) in target_db.rows("SELECT * FROM joined")
+        assert await ends.opener.open_one_more(1) is first
+        await ends.opener.close(1)
+    target_db.wait_until(f"SELECT NOT EXISTS ({OURS})")
 
 
 async def test_everything_opened_is_closed(config: Config, source_db: Database, target_db: Database) -> None:

@@ -121,8 +121,8 @@ CASES: Final = (
     ),
     Case(
         "EXECUTE on pg_replication_origin_*", "target",
-        "REVOKE EXECUTE ON FUNCTION pg_replication_origin_session_setup(text) FROM {role}",
-        "GRANT EXECUTE ON FUNCTION pg_replication_origin_session_setup(text) TO {role}",
+        "REVOKE EXECUTE ON FUNCTION pg_replication_origin_session_setup FROM {role}",
+        "GRANT EXECUTE ON FUNCTION pg_replication_origin_session_setup TO {role}",
         "run --set conflict.update_origin_differs=error", 4,
         ("needs replication origins", "permission denied for function", "GRANT EXECUTE ON FUNCTION"),
     ),

@@ -89,15 +89,19 @@ def test_a_pair_of_versions(
 def test_what_19_does_otherwise(own_servers: OwnServers, new_database: NewDatabase, run_command: RunCommand) -> None:
     """With wal_level = replica a slot is made; a table behind EXCEPT stays away, and sequences are noted.
 
-    Sources: PostgreSQL 19, release notes, "Logical Replication"; its syntax of CREATE PUBLICATION.
+    More workers than the target has places for origins share one. A sequence's page LSN stays while values are drawn
+    that were logged ahead, so it is no reason to leave a sequence out.
+
+    Sources: PostgreSQL 19, release notes, "Logical Replication"; its syntax of CREATE PUBLICATION; its manual,
+    "Refreshing Out-of-Sync Sequences".
     """
     source = new_database(own_servers("nineteen", settings={"wal_level": "replica"}), "source")
-    sink = new_database(own_servers("sink"), "target")
+    sink = new_database(own_servers("sink", settings={"max_active_replication_origins": "4"}), "target")
     for database in (source, sink):
         database.execute(f"{TABLES}; CREATE TABLE aside (id int PRIMARY KEY); CREATE SEQUENCE ticket")
     source.execute("CREATE PUBLICATION pub FOR ALL TABLES EXCEPT (TABLE aside), ALL SEQUENCES")
     commit_each(source, 1, 20)
-    route = Route(source=source, target=sink, settings=FAST)
+    route = Route(source=source, target=sink, settings={**FAST, "apply.workers": 6, "source.origin": "none"})
     found = json.loads(run_command(route, "check", "--copy", "--json").stdout)["findings"]
     codes = {one["code"]: one["severity"] for one in found}
     assert "refused" not in codes.values(), found
@@ -111,3 +115,11 @@ def test_what_19_does_otherwise(own_servers: OwnServers, new_database: NewDataba
     assert done.returncode == 0, done.stderr
     check_equal(route)
     assert sink.rows("SELECT * FROM aside") == []
+    assert sink.rows("SELECT count(*) FROM pg_replication_origin WHERE roname NOT LIKE '%copy%'") == [(1,)]
+    lsns = []
+    for _ in range(2):
+        source.execute("SELECT nextval('ticket')")
+        lsns += source.rows("SELECT page_lsn FROM pg_get_sequence_data('ticket')")
+        assert run_command(route, "sequences").returncode == 0
+        assert sink.rows("SELECT * FROM ticket")[0][0] == source.rows("SELECT * FROM ticket")[0][0]
+    assert lsns[0] == lsns[1]

@@ -112,6 +112,8 @@ class Code(StrEnum):
     SETTING_WITHOUT_TABLE = "setting_without_table"
     TABLE_SHARED = "table_shared"
     SCHEMA_ONLY = "schema_only"
+    COLUMN_REPLACED = "column_replaced"
+    REPLACED_UNKNOWN = "replaced_unknown"
     SCHEMA_ONLY_UNKNOWN = "schema_only_unknown"
     SPILL_DIR = "spill_dir"
     SPILL_SPACE = "spill_space"

@@ -339,6 +339,14 @@ KINDS: Final[Mapping[Code, Kind]] = {
         _S, _NOTE, "mapping.schema_only leaves the table's rows out of copy, stream and verify",
         "intended, or take it out of mapping.schema_only",
     ),
+    Code.REPLACED_UNKNOWN: Kind(
+        _D, _REFUSED, "the rows of the table that the name was meant for would come as they are",
+        "correct the name in [mapping]; a partition that is published separately has its own name",
+    ),
+    Code.COLUMN_REPLACED: Kind(
+        _T, _NOTE, "mapping replaces the column's values on the target; files of the daemon hold the publisher's",
+        "intended, or take it out of `replace`",
+    ),
     Code.SCHEMA_ONLY_UNKNOWN: Kind(
         _D, _REFUSED, "the rows of the table that the name was meant for would be copied and applied",
         "correct the name in mapping.schema_only, or take it out",

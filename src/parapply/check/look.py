@@ -211,6 +211,7 @@ def _of_settings(config: Config, source: SourceSide) -> list[Finding]:
         for code, unknown in (
             (Code.SETTING_WITHOUT_TABLE, settings_without_table(config, published)),
             (Code.SCHEMA_ONLY_UNKNOWN, config.mapping.schema_only_unknown(published)),
+            (Code.REPLACED_UNKNOWN, config.mapping.replaced_unknown(published)),
         )
         for section, what in unknown.items()
     ]

@@ -19,7 +19,7 @@ from parapply.copy import tables as on_target
 from parapply.errors import TargetRefused
 from parapply.plan.table import Lane, TableFacts, TablePlan
 from parapply.quoting import shown
-from parapply.target.catalogue import facts, match
+from parapply.target.catalogue import expressions, facts, match
 from parapply.target.session.settings import target_errors
 from parapply.target.sql.own_rows import own_rows
 
@@ -69,7 +69,7 @@ async def read_tables(
         constants = config.mapping.constants_of(relation.full_name)
         sent = {column.name for column in relation.columns} | constants.keys()
         findings += findings_of_shape(name, sent, source.shapes[relation.full_name], shapes[name], target)
-        plan = _plan(relation, target, config)
+        plan = await _plan(conn, relation, target, config)
         if isinstance(plan, Finding):
             findings.append(plan)
             continue
@@ -97,7 +97,7 @@ def _denied(name: Name, error: TargetRefused, role: str, privileges: Sequence[st
     return Finding(code=Code.TABLE_ACCESS, object=table, found=str(error), fix=fix)
 
 
-def _plan(relation: Relation, target: TableFacts, config: Config) -> TablePlan | Finding:
+async def _plan(conn: Connection, relation: Relation, target: TableFacts, config: Config) -> TablePlan | Finding:
     setting = config.apply.tables.get(relation.qualified_name)
     table = shown(target.schema, target.name)
     constants = config.mapping.constants_of(relation.full_name)
@@ -108,10 +108,12 @@ def _plan(relation: Relation, target: TableFacts, config: Config) -> TablePlan |
         except TargetRefused as error:
             return Finding(code=Code.OWNER_CODE, object=table, found=str(error))
     try:
+        texts = config.mapping.replaced_of(relation.full_name)
+        judged = await expressions.judge(conn, relation, (target.schema, target.name), texts)
         return match.match(
             relation, target, parallel=setting.parallel if setting else "auto",
             is_relaxed=config.apply.commit_order == "relaxed", apply_as=config.target.apply_as, constants=constants,
-            omitted=config.mapping.omitted_of(relation.full_name),
+            omitted=config.mapping.omitted_of(relation.full_name), replacements=judged,
         )  # fmt: skip
     except TargetRefused as error:
         return Finding(code=Code.COLUMNS_REFUSED, object=table, found=str(error))
@@ -126,6 +128,10 @@ def _of_plan(plan: TablePlan, *, can_change: bool, is_replica: bool) -> Iterator
         is_replica: triggers and rules act only if they are enabled for the replica role, or always.
     """
     table = shown(plan.facts.schema, plan.facts.name)
+    for one in plan.replaced.values():
+        reads = ", ".join([f'"{each.name}"' for each in one.inputs]) or "nothing"
+        found = f'column "{one.name}" of {table} gets {one.sql}, which reads {reads} and is immutable'
+        yield Finding(code=Code.COLUMN_REPLACED, object=table, found=found)
     if plan.refusal and can_change:
         yield Finding(code=Code.UPDATES_REFUSED, object=table, found=plan.refusal)
     if plan.lane is Lane.SERIAL and not plan.reason.startswith("serial: the configuration"):

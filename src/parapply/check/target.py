@@ -22,7 +22,7 @@ from parapply.check.source import few
 from parapply.conflict.rules import Rules
 from parapply.errors import TargetRefused
 from parapply.target.session import origins, prepared
-from parapply.target.session.settings import may_take_role, target_errors
+from parapply.target.session.settings import SHARED_ORIGINS_SINCE, may_take_role, target_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,10 +37,9 @@ _OTHER_SESSIONS: Final = 3
 _PROVIDERS: Final = {"c": "libc", "i": "ICU", "b": "built-in", "d": "default"}
 
 #: Origins of a copy's sessions keep no place of the server.
-_ORIGINS: Final = """
+_ORIGINS: Final = f"""
 SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin WHERE roname !~ '^parapply_[0-9]+_copy_'),
-  (SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE'))
-   FROM pg_catalog.unnest($1::text[]) AS f)"""
+  ({origins.MAY_USE_SQL})"""  # noqa: S608  constants
 
 _STATE: Final = """
 SELECT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_schema_privilege(n.oid, 'CREATE'),
@@ -72,7 +71,7 @@ async def read_target(conn: Connection, config: Config) -> TargetSide:
     """
     with target_errors("checking the target"):
         server = await read_server(conn)
-        ((n_origins, may_make_origins),) = await read_rows(conn, _ORIGINS, [list(origins.FUNCTIONS)])
+        ((n_origins, may_make_origins),) = await read_rows(conn, _ORIGINS)
         state = await read_rows(conn, _STATE, [config.target.state_schema])
         ((may_make_temporary,),) = await read_rows(conn, _TEMPORARY)
         may_set_role = await may_take_role(conn, config.target.session_replication_role)
@@ -195,7 +194,7 @@ def _of_origins(config: Config, server: Server, n_origins: int, *, may_make_orig
         )  # fmt: skip
     name = "max_active_replication_origins"
     name = name if name in server.settings else "max_replication_slots"
-    most, needed = server.number(name), config.apply.first_workers
+    most, needed = server.number(name), 1 if server.version_num >= SHARED_ORIGINS_SINCE else config.apply.first_workers
     if most < n_origins + needed:
         yield Finding(
             code=Code.ORIGINS_EXHAUSTED, found=f"{n_origins} replication origins exist, {needed} more are needed,"

@@ -92,7 +92,9 @@ class RowChange(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(keys) or self.plan.key_positions
 
     def _texts(self, row: Row, positions: range | tuple[int, ...] | list[int]) -> dict[str, str | None]:
-        return {self.plan.columns[at].name: _text(row[at]) for at in positions if row[at] is not UNCHANGED}
+        # The publisher's value of a replaced column is not for the target to keep.
+        kept = [at for at in positions if row[at] is not UNCHANGED and at not in self.plan.replaced]
+        return {self.plan.columns[at].name: _text(row[at]) for at in kept}
 
 
 def read_change(plan: TablePlan, frame: bytes) -> RowChange:

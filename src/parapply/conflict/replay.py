@@ -73,6 +73,11 @@ async def replay(
     mark = in_schema("UPDATE {s}.conflicts SET replayed_at = pg_catalog.now() WHERE conflict_id = $1::bigint", schema)
     for conflict in conflicts:
         _check(conflict)
+        if mapping.replaced_of((conflict["schema_name"], conflict["table_name"])):
+            raise TargetRefused(
+                f"conflict {conflict['conflict_id']}: the values of replaced columns are not in the history",
+                hint="change the publisher's row, or run `parapply refresh` for its table",
+            )
         if target.apply_as == "owner":
             await _check_code(conn, conflict, mapping)
         with target_errors(f"replaying conflict {conflict['conflict_id']}"):

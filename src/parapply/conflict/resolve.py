@@ -62,7 +62,7 @@ def inserting(change: RowChange) -> Command:
     """Return the insert of a change's new row, which is complete."""
     plan = change.plan
     prepared = Statements(plan).row_insert(tuple(range(len(plan.columns))))
-    parameters = [None if value is None else text_of(value) for value in change.new or []]
+    parameters = _values(change, prepared.positions)
     return Command(prepared, parameters, expected=_expected(change), operation="insert", plan=plan)
 
 
@@ -73,11 +73,19 @@ def _delete(change: RowChange, row: LocalRow) -> Command:
 
 def _overwrite(change: RowChange, row: LocalRow) -> Command:
     columns = change.plan.columns
-    sets = ", ".join(f"{identifier(column.name)} = ${number}" for number, column in enumerate(columns, 2))
+    statements = Statements(change.plan)
+    assigned = statements.assigned(range(len(columns)))
+    texts, positions = statements.row_values(assigned, first=2)
+    pairs = zip(assigned, texts, strict=True)
+    sets = ", ".join(f"{identifier(columns[position].name)} = {text}" for position, text in pairs)
     text = f"UPDATE {only(change.plan)} AS t SET {sets} WHERE t.ctid = $1::tid AND t.tableoid = {_table(row)}"
     text += f" AND {types_unaltered(change.plan.facts, columns)}"
-    values = [None if value is None else text_of(value) for value in change.new or []]
-    return _command(text, [row.ctid.encode(), *values], "update", change)
+    return _command(text, [row.ctid.encode(), *_values(change, positions)], "update", change)
+
+
+def _values(change: RowChange, positions: Sequence[int]) -> list[bytes | None]:
+    new = change.new or []
+    return [None if (value := new[position]) is None else text_of(value) for position in positions]
 
 
 def _table(row: LocalRow) -> str:

@@ -16,7 +16,7 @@ import psycopg
 
 from parapply import connect, continuity, failpoints, sharing
 from parapply.commands import lifecycle
-from parapply.copy import left_out, slot_guard
+from parapply.copy import left_out, replaced, slot_guard
 from parapply.copy import schema as schemas
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
@@ -502,6 +502,7 @@ class _Copy:
         """
         here = [table.here() for table in tables]
         await on_target.check_columns(self._target, here, may_be_made=begun is None)
+        await replaced.judged(self._target, tables)
         begun_oids = {table.oid for table in tables if table.full_name in (begun or ())}
         full = await on_target.not_empty(self._target, here, self._config.target)
         foreign = [table.text for table in full if table.oid not in begun_oids]

@@ -15,7 +15,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import failpoints
-from parapply.copy import resume
+from parapply.copy import replaced, resume
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.binary import is_binary
@@ -132,6 +132,7 @@ class CopyLoad:
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: what is not complete is noted as being copied.
         """
+        tables = await replaced.judged(self._control, tables)
         of_here = await on_target.column_types(self._control, [table.here() for table in tables])
         types = {table.full_name: of_here[table.here().full_name] for table in tables}
         names = [table.here().full_name for table in tables]
@@ -258,15 +259,22 @@ class CopyLoad:
         async with writer.transaction():
             if self._config.target.apply_as == "owner":
                 await check_foreign_code(target, *table.published.here().full_name, table.published.filled)
+            out = copy_out(table.published, part, is_binary=table.is_binary, target_types=table.target_types)
+            into = copy_in(table.published, is_binary=table.is_binary)
+            if table.published.replacements:
+                out, into = replaced.staged_out(table.published, part), replaced.STAGE_IN
+                await replaced.make_stage(target, table.published)
             n_rows, _ = await pump(
                 source,
                 target,
-                copy_out(table.published, part, is_binary=table.is_binary, target_types=table.target_types),
-                copy_in(table.published, is_binary=table.is_binary),
+                out,
+                into,
                 relation=table.published.text,
                 on_data=on_data,
                 limit=self._access.limit,
             )
+            if table.published.replacements:
+                await replaced.insert_staged(target, table.published)
             await _check_file(source, part)
             await self._check_shape(table.published.here(), target)
             if table.is_noted:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import psycopg
+from psycopg import sql
 
 from parapply.config_mapping import are_apart
 from parapply.copy.leaves import Leaf, leaves_of
 from parapply.errors import SourceRefused, TargetRefused
+from parapply.plan.table import Replacement
 from parapply.source.slot import source_errors
 from parapply.state_mark import STATE_SCHEMAS_SQL
 
@@ -47,6 +49,8 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     target: tuple[str, str] | None = None  # schema and table on the target where they are others
     constants: dict[str, str] = {}  # columns of the target's table with their values in all rows of this one
     has_omitted: bool = False  # `columns` are without some that are published
+    replaced: dict[str, str] = {}  # of `columns`, with the SQL expression whose value the target's rows get instead
+    replacements: tuple[Replacement, ...] = ()  # these expressions, once the target has judged them
 
     def __hash__(self) -> int:
         """Return a hash of the name, because a dict has none."""
@@ -64,6 +68,12 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
         return (*self.columns, *self.constants)
 
     @property
+    def values(self) -> list[sql.Composable]:
+        """Return the SQL of the columns' values on the publisher, as the target's rows are to have them."""
+        by_name = {one.name: one for one in self.replacements}
+        return [_value(by_name[name]) if name in by_name else sql.Identifier(name) for name in self.columns]
+
+    @property
     def shown(self) -> str:
         """Return ``schema.name`` for people, and the name on the target where it is another one."""
         return self.text if self.target is None else f"{self.text} ({'.'.join(self.target)} on the target)"
@@ -77,6 +87,11 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Return ``schema.name`` for people, never for SQL."""
         return f"{self.schema}.{self.name}"
+
+
+def _value(one: Replacement) -> sql.Composable:
+    names = [sql.Identifier(each.name).as_string(None) for each in one.inputs]
+    return sql.SQL(f"{one.of(names)}::{one.type_sql}")
 
 
 async def published_tables(
@@ -136,9 +151,10 @@ def _mapped(tables: Sequence[PublishedTable], mapping: MappingConfig) -> list[Pu
     for table in tables:
         here = mapping.target_of(table.full_name)
         own = msgspec.structs.replace(
-            _without(table, mapping.omitted_of(table.full_name)),
+            without(table, mapping.omitted_of(table.full_name)),
             target=None if here == table.full_name else here,
             constants=dict(mapping.constants_of(table.full_name)),
+            replaced=dict(mapping.replaced_of(table.full_name)),
         )
         others = found.setdefault(here, [])
         if met := [other for other in others if not are_apart([other.constants, own.constants])]:
@@ -151,8 +167,12 @@ def _mapped(tables: Sequence[PublishedTable], mapping: MappingConfig) -> list[Pu
     return placed
 
 
-def _without(table: PublishedTable, omitted: Sequence[str]) -> PublishedTable:
-    """Return a table without columns that the target's rows do not get."""
+def without(table: PublishedTable, omitted: Sequence[str]) -> PublishedTable:
+    """Return a table without columns that the target's rows do not get, or that are not compared.
+
+    Raises:
+        SourceRefused: one is not published, or is of the key.
+    """
     if not omitted:
         return table
     unknown = [name for name in omitted if name not in table.columns]

@@ -280,12 +280,8 @@ async def can_filter(ends: Connections) -> bool:
     Raises:
         SourceRefused, SourceLost: the source could not be asked.
     """
-    query = sql.SQL(
-        "SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege('pg_catalog.' || f, 'EXECUTE'))"
-        " FROM pg_catalog.unnest($1::text[]) AS f"
-    )
     with source_errors("looking whether the role may use replication origins"):
-        ((may_use,),) = await rows(ends.source, query, [list(origins.FUNCTIONS)])
+        ((may_use,),) = await rows(ends.source, sql.SQL(origins.MAY_USE_SQL))
     return bool(may_use) and ends.target.info.server_version >= ORIGIN_SINCE
 
 

@@ -226,6 +226,11 @@ class HealRun:
         config = self._config
         config.mapping.check_rows(self._options.whole)
         published = await published_tables(self._source, config.source.publications, config.mapping)
+        if replaced := [table.text for table in published if table.replaced]:
+            raise TargetRefused(
+                f"no heal compares rows whose columns are replaced: {', '.join(replaced)}",
+                hint="`parapply drop`, then `parapply init --copy --truncate` copies all tables again",
+            )
         by_text = {table.text for table in published}
         if missing := [text for text in self._options.whole if text not in by_text]:
             raise SourceRefused(f"not published: {', '.join(missing)}", hint="write schema.table")

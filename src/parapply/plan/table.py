@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parapply.model import Relation
+from parapply.quoting import identifier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,6 +83,30 @@ class Constant(msgspec.Struct, frozen=True, kw_only=True):
     def pair(self) -> tuple[str, str]:
         """Return name and text."""
         return self.column.name, self.text
+
+
+class Input(msgspec.Struct, frozen=True, kw_only=True):
+    """A published column that an expression reads."""
+
+    name: str
+    type_sql: str  # quoted; of the publisher, built in
+
+
+class Replacement(msgspec.Struct, frozen=True, kw_only=True):
+    """A column that gets the value of an SQL expression of the publisher's row."""
+
+    name: str
+    sql: str  # as the target prints it: one expression, of the names of its inputs
+    is_system: bool  # made of the server's own functions and operators, which are also on the publisher
+    inputs: tuple[Input, ...]
+    type_sql: str  # of the target's column, with length, precision and scale
+    base_sql: str  # without
+
+    def of(self, values: Iterable[str]) -> str:
+        """Return the expression as SQL, for the SQL of its inputs' values."""
+        pairs = zip(values, self.inputs, strict=True)
+        columns = ", ".join([f"{value}::{one.type_sql} AS {identifier(one.name)}" for value, one in pairs])
+        return f"(SELECT {self.sql} FROM (SELECT {columns}) AS r)"  # noqa: S608  names are quoted
 
 
 class ForeignKeyFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +220,8 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
     is_shared: bool = False  # several published relations map to this target table: one lane in source order
     #: Columns that are not sent. `facts` describe keys without them: within these rows they distinguish nothing.
     constants: tuple[Constant, ...] = ()
+    #: Columns with the values of expressions, by wire position.
+    replaced: dict[int, Replacement] = {}
     #: Numbers in the place of the OIDs of table and tree, where only the rows with the constants are meant.
     own_oid: int = 0
     own_root_oid: int = 0

@@ -168,9 +168,7 @@ class Connector:
                 self._log.warning("streaming_paused", until_lsn=format_lsn(self._whole_until_lsn))
             # The stream first, because the publisher decodes while everything else is made ready.
             self._own_pids = [control.info.backend_pid]
-            opener = WorkerSessions(
-                self._config, slot_id, control.info.backend_pid, self._own_pids, tracks_commits=server.tracks_commits
-            )
+            opener = WorkerSessions(self._config, slot_id, control.info.backend_pid, self._own_pids, server)
             stack.push_async_callback(opener.close_all)
             stream, sessions, _ = await _together(
                 self._start(connecting, source, source_facts, found, streaming, two_phase=two_phase),

@@ -6,6 +6,7 @@ late, so that a successor's fence also waits for it (traps T-14, T-15).
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from psycopg import sql
@@ -59,7 +60,9 @@ async def connections_left(conn: settings.Connection) -> ConnectionsLeft:
 class WorkerSessions:
     """Written by the connector while it opens an epoch, then by the task that starts workers."""
 
-    def __init__(self, config: Config, slot_id: int, leader_pid: int, pids: list[int], *, tracks_commits: bool) -> None:
+    def __init__(
+        self, config: Config, slot_id: int, leader_pid: int, pids: list[int], server: settings.TargetSettings
+    ) -> None:
         """Open nothing yet.
 
         Args:
@@ -67,12 +70,18 @@ class WorkerSessions:
             slot_id: of the state.
             leader_pid: server process that holds the lease.
             pids: gets the server process of each open session.
-            tracks_commits: the target has track_commit_timestamp on.
+            server: the target's.
         """
         self._pids = pids
         self._open: dict[int, WorkerSession] = {}
+        self._shares_origin = server.shares_origins
+        #: Where the origin is shared: the number of the session that has it for the others; 0: none yet.
+        self._first = 0
+        #: That session while its worker has left: an origin whose first session has ended takes no more sessions.
+        self._resting: WorkerSession | None = None
+        self._opening_first = asyncio.Lock()
         name, slot = "parapply worker", config.source.slot
-        self._options: Callable[[int], SessionOptions] = lambda number: SessionOptions(
+        self._options: Callable[[int, int], SessionOptions] = lambda number, first_pid: SessionOptions(
             login=config.target.login,
             schema=config.target.state_schema,
             slot_id=slot_id,
@@ -80,8 +89,9 @@ class WorkerSessions:
             role=config.target.session_replication_role,
             synchronous_commit=config.target.synchronous_commit,
             application_name=f"{name} {number} {slot}",
-            origin=origins.origin_name(slot_id, number),
-            tracks_commits=tracks_commits,
+            origin=origins.origin_name(slot_id, 1 if server.shares_origins else number),
+            origin_pid=first_pid,
+            tracks_commits=server.tracks_commits,
         )
 
     async def open(self, number: int) -> WorkerSession | ParapplyError:
@@ -90,14 +100,28 @@ class WorkerSessions:
         Raises:
             TargetLost, TargetRefused: as `WorkerSession.connect`.
         """
+        if self._shares_origin and not self._first:
+            async with self._opening_first:
+                return await self._connect(number)
+        return await self._connect(number)
+
+    async def _connect(self, number: int) -> WorkerSession | ParapplyError:
+        if self._resting is not None and number == self._first:
+            session, self._resting = self._resting, None
+            self._open[number] = session
+            return session
+        first = self._open.get(self._first, self._resting)
+        first_pid = 0 if first is None else first.pipeline.backend_pid
         try:
-            session = await WorkerSession.connect(self._options(number))
+            session = await WorkerSession.connect(self._options(number, first_pid))
         except (TargetLost, TargetRefused) as error:
             if any(words in str(error) for words in _TOO_MANY):
                 return error
             raise
         self._open[number] = session
         self._pids.append(session.pipeline.backend_pid)
+        if self._shares_origin and not self._first and session.origin_problem is None:
+            self._first = number
         return session
 
     async def open_one_more(self, number: int) -> WorkerSession | ParapplyError:
@@ -119,10 +143,14 @@ class WorkerSessions:
     async def close(self, number: int) -> None:
         """Close the session of a worker that has nothing in hand."""
         session = self._open.pop(number)
+        if number == self._first:
+            self._resting = session
+            return
         self._pids.remove(session.pipeline.backend_pid)
         await session.close()
 
     async def close_all(self) -> None:
         """Close all at the end of an epoch; their processes stay noted, because a broken network may leave them."""
-        for session in self._open.values():
+        resting = [] if self._resting is None else [self._resting]
+        for session in [*self._open.values(), *resting]:
             await session.close()

@@ -43,7 +43,7 @@ from psycopg import sql
 from parapply import connect, failpoints
 from parapply.continuity import kept_without_copy
 from parapply.copy.snapshot import tell_what_is_awaited
-from parapply.errors import SlotLost, SourceRefused, TargetRefused
+from parapply.errors import ConfigError, SlotLost, SourceRefused, TargetRefused
 from parapply.init import check_despite, look_first
 from parapply.model import format_lsn
 from parapply.printable import printable
@@ -80,6 +80,7 @@ async def prepare(config: Config) -> None:
         SourceRefused: the publication or the slot cannot be made, or is not as it must be.
         SlotBusy, SourceLost: a process reads the slot, or the connection broke.
     """
+    _check_values(config)
     name, login = config.source.slot, config.source.login
     conn = await slot.connect(login, application_name=f"parapply seed {name}")
     async with conn, waits.looked_after(login, _say_waiting):
@@ -106,6 +107,14 @@ async def prepare(config: Config) -> None:
         "recovery_target_action = 'promote' and max_logical_replication_workers = 0\n"
         "next: parapply seed, with the same options and the copy as target"
     )
+
+
+def _check_values(config: Config) -> None:
+    if config.mapping.replaces:
+        raise ConfigError(
+            "mapping: a physical copy has the publisher's values of columns with `replace`",
+            hint="bring the rows with `parapply init --copy`",
+        )
 
 
 def _say_waiting(one: BlockedSession) -> None:
@@ -137,11 +146,12 @@ async def seed(config: Config, options: SeedOptions) -> None:
     """Join a copy to the slot; doing it again changes nothing.
 
     Raises:
-        ConfigError: a code of `despite` is none.
+        ConfigError: a code of `despite` is none, or columns are to be replaced.
         SourceRefused, SlotLost: the publisher or its slot cannot continue the copy.
         TargetRefused: the target is no copy that can be joined, or something on it is in the way.
         SourceLost, TargetLost: a connection broke; the same command goes on.
     """
+    _check_values(config)
     check_despite("seed", options.despite, [WRITES, *came_along.ARGUABLE])
     name, schema = config.source.slot, config.target.state_schema
     async with await settings.connect_reader(config.target.login, f"parapply seed {name}") as reader:

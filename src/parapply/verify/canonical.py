@@ -91,10 +91,14 @@ def ordered_type(table: PublishedTable, target_types: Mapping[str, int]) -> str:
     return here if here == _ORDERED_TYPES.get(target_types.get(table.key[0], 0)) else ""
 
 
-def row_text(columns: Sequence[str]) -> sql.Composed:
-    """Return the expression for the text of the columns."""
-    names = sql.SQL(", ").join([sql.Identifier(column) for column in columns])
-    return sql.SQL("ROW({})::pg_catalog.text").format(names)
+def row_text(values: Sequence[sql.Composable]) -> sql.Composed:
+    """Return the expression for the text of columns, which have these values."""
+    return sql.SQL("ROW({})::pg_catalog.text").format(sql.SQL(", ").join(values))
+
+
+def _key_values(table: PublishedTable) -> list[sql.Composable]:
+    """Return the values of the key, in which no expression replaces a column, or without one of the row."""
+    return [*map(sql.Identifier, table.key)] or table.values
 
 
 def _hash(text: sql.Composed, seed: int) -> sql.Composed:
@@ -104,7 +108,7 @@ def _hash(text: sql.Composed, seed: int) -> sql.Composed:
 
 def row_hash(table: PublishedTable) -> sql.Composed:
     """Return the expression for the hash of a row."""
-    return _hash(row_text(table.columns), _ROW_SEED)
+    return _hash(row_text(table.values), _ROW_SEED)
 
 
 def key_range(table: PublishedTable, ranges: Ranges) -> sql.Composed:
@@ -116,7 +120,7 @@ def key_range(table: PublishedTable, ranges: Ranges) -> sql.Composed:
         )
     if ranges.count == 1:
         return sql.Composed([sql.SQL("0")])
-    text = row_text(table.key or table.columns)
+    text = row_text(_key_values(table))
     return sql.SQL("({} & {}::bigint)").format(_hash(text, _KEY_SEED), ranges.count - 1)
 
 
@@ -153,9 +157,7 @@ def rows_of(
 
     Without a key the row has the values of all columns.
     """
-    values = sql.SQL(", ").join(
-        [sql.SQL("{}::pg_catalog.text").format(sql.Identifier(column)) for column in table.key or table.columns]
-    )
+    values = sql.SQL(", ").join([sql.SQL("{}::pg_catalog.text").format(value) for value in _key_values(table)])
     where = condition(part, row_filter)
     return sql.SQL("SELECT ARRAY[{}]::pg_catalog.text[], {} FROM ONLY {}{}{}").format(
         values,

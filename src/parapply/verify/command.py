@@ -22,11 +22,12 @@ from psycopg import sql
 
 from parapply import connect
 from parapply.commands.snapshot_client import Snapshot, snapshots
+from parapply.copy import replaced
 from parapply.copy import snapshot as source_snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar
 from parapply.copy.leaves import leaves_of
-from parapply.copy.published import PublishedTable, published_tables
+from parapply.copy.published import PublishedTable, published_tables, without
 from parapply.errors import ParapplyError, SourceRefused
 from parapply.model import format_lsn
 from parapply.printable import printable
@@ -222,7 +223,24 @@ async def _tables(config: Config, options: VerifyOptions, ends: connect.Connecti
     config.mapping.check_rows(options.tables)
     tables = _chosen(options, await published_tables(ends.source, config.source.publications, config.mapping))
     await on_target.check_columns(ends.target, [table.here() for table in tables])
-    return tables
+    if not any(table.replaced for table in tables):
+        return tables
+    # Sessions that compare may be in a transaction that writes nothing.
+    role, name = config.target.session_replication_role, f"parapply verify {config.source.slot}"
+    async with await settings.connect_control(config.target.login, role=role, application_name=name) as conn:
+        return [_compared(table) for table in await replaced.judged(conn, tables)]
+
+
+def _compared(table: PublishedTable) -> PublishedTable:
+    """Return a table without columns whose values are of users' functions, which may be others on the publisher."""
+    left = [one.name for one in table.replacements if not one.is_system]
+    if not left:
+        return table
+    click.echo(
+        printable(f"{table.text}: not compared, because users' functions replace it: {', '.join(left)}"), err=True
+    )
+    kept = tuple([one for one in table.replacements if one.is_system])
+    return msgspec.structs.replace(without(table, left), replacements=kept)
 
 
 def _chosen(options: VerifyOptions, published: Sequence[PublishedTable]) -> list[PublishedTable]:

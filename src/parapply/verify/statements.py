@@ -50,9 +50,7 @@ async def _source_rows(
     """Return the rows of keys, each value as text, by key."""
     if not keys:
         return {}
-    values = sql.SQL(", ").join(
-        [sql.SQL("{}::pg_catalog.text").format(sql.Identifier(column)) for column in table.columns]
-    )
+    values = sql.SQL(", ").join([sql.SQL("{}::pg_catalog.text").format(value) for value in table.values])
     match = sql.SQL(" OR ").join([_matches(table.key, key) for key in keys])
     query = sql.SQL("SELECT {} FROM {} WHERE {}").format(values, _alone(table.full_name, table.leaves), match)
     with source_errors(f"reading {table.text}"):
@@ -94,7 +92,9 @@ def _delete(compared: Compared, one: Difference) -> str:
             relation, _matches(table.key, one.key), own_rows(table.constants, word="AND")
         )
     else:
-        same = sql.SQL("{} = {}::text").format(row_text(table.columns), sql.Literal(_row_literal(one.key)))
+        same = sql.SQL("{} = {}::text").format(
+            row_text([*map(sql.Identifier, table.columns)]), sql.Literal(_row_literal(one.key))
+        )
         # Each partition has a row at the same ctid.
         query = sql.SQL(
             "DELETE FROM {relation} WHERE (tableoid, ctid) IN"

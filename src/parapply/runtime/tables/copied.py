@@ -427,7 +427,13 @@ class Copied:
             await copies.rename(conn, self._schema, self._slot_id, changed)
 
     def _check_constants(self, before: Name, now: Name) -> None:
-        """Refuse a table that was renamed if its rows here have the constants of its name before."""
+        """Refuse a table that was renamed if its rows here have the constants or expressions of its name before."""
+        if self._mapping.replaced_of(before) != self._mapping.replaced_of(now):
+            raise TargetRefused(
+                f"{'.'.join(before)} became {'.'.join(now)}, which has another `replace` in [mapping]",
+                hint="write the new name there; or, for other expressions, `parapply refresh --table"
+                f" {'.'.join(now)} --truncate`",
+            )
         constants = self._mapping.constants_of(before)
         if constants != self._mapping.constants_of(now):
             name, given = ".".join(now), ", ".join([f"{column} = {text}" for column, text in constants.items()])

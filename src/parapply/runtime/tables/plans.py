@@ -17,7 +17,7 @@ from parapply.logs import get_logger
 from parapply.plan.downgrade import Downgrades, Level
 from parapply.plan.plans import Plans
 from parapply.plan.table import Lane, TableFacts
-from parapply.target.catalogue import facts, match
+from parapply.target.catalogue import expressions, facts, match
 from parapply.target.state.slots import TableRow
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from parapply.conflict.rules import Rules
     from parapply.model import Relation
     from parapply.plan.batch import Batch
-    from parapply.plan.table import TablePlan
+    from parapply.plan.table import Replacement, TablePlan
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.tables.prefetch import AheadFacts, CataloguePrefetch
     from parapply.target.catalogue.facts import Ask
@@ -305,8 +305,8 @@ class TablePlans:
         for relation in relations:
             found = tables.get(names[relation])
             try:
-                if found is None or names[relation] in denied:
-                    await self.refresh([relation])  # reports the fault, or finds that it is gone
+                if found is None or names[relation] in denied or self._replaced_of(relation):
+                    await self.refresh([relation])  # reports the fault, or finds that it is gone; or judges expressions
                 else:
                     self._put(relation, self._match(relation, found))
             except TargetRefused as error:
@@ -327,7 +327,8 @@ class TablePlans:
         return self._match_ahead(relation, await self._ahead.take(*self._target_of(relation)))
 
     def _match_ahead(self, relation: Relation, found: AheadFacts | None) -> TablePlan | None:
-        if found is None:
+        # Expressions are judged by asking.
+        if found is None or self._replaced_of(relation):
             return None
         try:
             plan = self._match(relation, found.facts)
@@ -345,16 +346,27 @@ class TablePlans:
                 # Another table may have taken the name between the two queries, as online rewrites of a table do.
                 found = await self._facts(conn, relation)
                 await facts.check_table_access(conn, found, self._privileges)
-        return self._match(relation, found)
+            texts = self._replaced_of(relation)
+            judged = await expressions.judge(conn, relation, (found.schema, found.name), texts) if texts else {}
+        return self._match(relation, found, judged)
 
-    def _match(self, relation: Relation, found: TableFacts) -> TablePlan:
+    def _replaced_of(self, relation: Relation) -> Mapping[str, str]:
+        return {} if self._mapping is None else self._mapping.replaced_of(self._name(relation))
+
+    def _match(
+        self, relation: Relation, found: TableFacts, judged: Mapping[str, Replacement] | None = None
+    ) -> TablePlan:
         self._check_alone(relation)
+        judged = judged or {}
+        if judged.keys() != self._replaced_of(relation).keys():
+            raise TargetRefused(f"`replace` of {relation.qualified_name} cannot be judged inside a transaction")
         setting = self._config.get(relation.qualified_name)
         parallel = setting.parallel if setting else "auto"
         plan = match.match(
             relation, found, parallel=parallel, is_relaxed=self._is_relaxed, apply_as=self._apply_as,
             constants={} if self._mapping is None else self._mapping.constants_of(self._name(relation)),
             omitted=() if self._mapping is None else self._mapping.omitted_of(self._name(relation)),
+            replacements=judged,
         )  # fmt: skip
         if (found.schema, found.name) != relation.full_name:
             plan = replace(plan, reason=f"{plan.reason}; on the target {found.schema}.{found.name}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from parapply.errors import TargetRefused
-from parapply.plan.table import ColumnFacts, Equality, Lane, TableFacts, TablePlan
+from parapply.plan.table import ColumnFacts, Equality, Lane, Replacement, TableFacts, TablePlan
 from parapply.target.catalogue.constants import constants_of, marked, within
 from parapply.target.catalogue.equality import equality_across
 from parapply.target.catalogue.facts import refuse_foreign_code
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 #: Values of apply.tables."schema.table".parallel.
 PARALLEL: Final = ("auto", "ordered", "always", "never")
 _NO_CONSTANTS: Final[Mapping[str, str]] = MappingProxyType({})
+_NO_REPLACEMENTS: Final[Mapping[str, Replacement]] = MappingProxyType({})
 
 
 def match(  # noqa: PLR0913  each is a choice of the configuration
@@ -38,6 +39,7 @@ def match(  # noqa: PLR0913  each is a choice of the configuration
     apply_as: str = "owner",
     constants: Mapping[str, str] = _NO_CONSTANTS,
     omitted: Collection[str] = (),
+    replacements: Mapping[str, Replacement] = _NO_REPLACEMENTS,
 ) -> TablePlan:
     """Return how changes of a published relation are applied to a target table.
 
@@ -51,10 +53,11 @@ def match(  # noqa: PLR0913  each is a choice of the configuration
         apply_as: `owner` refuses code that would have more rights than its owner; `role` runs it.
         constants: values by column that the relation's rows have on the target, and others have not.
         omitted: columns of the publisher's table that the target's rows do not get.
+        replacements: expressions whose values columns get, as the target has judged them for this relation.
 
     Raises:
         TargetRefused: published columns are missing or generated on the target; all of them are named. Or the table
-            has code of another owner, or cannot take the constants, or needs a column that is left out.
+            has code of another owner, or cannot take the constants, or needs a column that is left out or replaced.
         ValueError: `parallel` is none of the four.
     """
     if parallel not in PARALLEL:
@@ -68,6 +71,8 @@ def match(  # noqa: PLR0913  each is a choice of the configuration
         facts = replace(facts, foreign=None)
     refuse_foreign_code(f"{facts.schema}.{facts.name}", facts.foreign, sent)
     key_positions, is_full, refusal = _identity(relation, facts, columns)
+    if replacements:
+        _check_replaced(relation, facts, replacements, is_full=is_full)
     facts = _with_row_triggers(relation, facts, constants, is_trusted=parallel == "always")
     why_no_set = _why_no_set(facts, columns, key_positions) or _why_each_change(relation, facts)
     is_by_row = bool(why_no_set) or (is_full and not refusal)
@@ -90,6 +95,7 @@ def match(  # noqa: PLR0913  each is a choice of the configuration
         is_table_exclusive=lane is Lane.SERIAL or bool(width_reasons), reason="",
         unique_keys=unique.keys, foreign_keys=foreign, is_joined=parallel == "ordered" and lane is Lane.SERIAL,
         keeps_written_over=is_relaxed and bool(unique.keys or foreign),
+        replaced={at: replacements[one.name] for at, one in enumerate(relation.columns) if one.name in replacements},
     )  # fmt: skip
     lane_reason = serial or why_no_set or _as_set(facts, columns, key_positions, is_full=is_full and not refusal)
     plan = replace(plan, reason=_reason(plan, [lane_reason], trusted, width_reasons, unique.phrases))
@@ -110,6 +116,8 @@ def _reason(
         # Where all of the table waits anyway, single values do not matter.
         reasons += unique_phrases if plan.lane is Lane.SET and not width_reasons else []
         reasons += foreign_key_phrases(plan.facts, plan.foreign_keys)
+    if plan.replaced:
+        reasons.append(f"values of {_names(one.name for one in plan.replaced.values())} are replaced")
     if plan.refusal:
         reasons.append("updates and deletes are refused")
     # The phrase for the lane may also be the one for the width.
@@ -162,6 +170,45 @@ def _check_omitted(relation: Relation, facts: TableFacts, omitted: Collection[st
             f"`omit` of {relation.qualified_name} cannot be followed in {facts.schema}.{facts.name}:"
             f" {'; '.join(problems)}",
             hint="correct `omit` in [mapping], or drop the rule of the target table",
+        )
+
+
+def _check_replaced(
+    relation: Relation, facts: TableFacts, replacements: Mapping[str, Replacement], *, is_full: bool
+) -> None:
+    """Refuse to replace columns by whose values rows are found, or compared with other rows or tables.
+
+    The values in the stream are compared, and the target's rows have others.
+    """
+    keys = {column.name for column in relation.columns if column.is_key and relation.replica_identity != "f"}
+    always = {column.name for column in facts.columns if column.is_identity_always}
+    generated = {column.name for column in facts.columns if column.is_generated}
+    problems = ["rows are found by all their columns"] if is_full else []
+    problems += [
+        f'unique index "{index.name}" has an expression or a condition'
+        for index in facts.unique
+        if index.is_partial or not index.columns or not generated.isdisjoint(index.columns)
+    ]
+    for name in replacements:
+        indexes = [index.name for index in facts.unique if name in (*index.columns, *index.named)]
+        foreign = [one.name for one in facts.foreign_keys if name in one.columns]
+        if name in keys:
+            problems.append(f'column "{name}" is part of the replica identity')
+        elif name in facts.key_columns:
+            problems.append(f'column "{name}" is part of the key of the target table')
+        elif indexes:
+            problems.append(f'column "{name}" is part of unique index "{indexes[0]}" of the target table')
+        elif foreign:
+            problems.append(f'column "{name}" is part of foreign key "{foreign[0]}" of the target table')
+        elif name in always:
+            problems.append(f'column "{name}" is GENERATED ALWAYS AS IDENTITY on the target')
+    if len(replacements) == len(relation.columns):
+        problems.append("no column is left as it is")
+    if problems:
+        raise TargetRefused(
+            f"`replace` of {relation.qualified_name} cannot be kept in {facts.schema}.{facts.name}:"
+            f" {'; '.join(problems)}",
+            hint="correct `replace` in [mapping], or drop the rule of the target table",
         )
 
 

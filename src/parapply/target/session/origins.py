@@ -2,9 +2,12 @@
 
 A publisher that is asked for `origin = none` leaves such changes out, so in a two-way set-up nothing goes round; and a
 row that another writer wrote last is distinguished from one of ours. An origin belongs to one session at a time up to
-PostgreSQL 18 (trap T-17), so each worker, each session of a copy and the replay of conflicts has its own. The functions
-need a superuser or a grant (manual, "Replication Progress Tracking", "Replication Management Functions"). Without them
-everything else works, and the daemon says what does not.
+PostgreSQL 18 (trap T-17), so each worker, each session of a copy and the replay of conflicts has its own. From 19 the
+workers share one. The functions need a superuser or a grant. Without them everything else works, and the daemon says
+what does not.
+
+Sources: PostgreSQL manual, "Replication Progress Tracking", "Replication Management Functions"; `origin.c` of 19, which
+lets the first session's process be named by the others, and no session join once that one has ended.
 """
 
 from __future__ import annotations
@@ -25,13 +28,17 @@ if TYPE_CHECKING:
     from parapply.plan.copy_starts import Name
     from parapply.target.session.settings import Connection
 
-#: The functions to grant.
+#: The functions to grant; without parameters, because versions differ in these.
 FUNCTIONS: Final = (
-    "pg_replication_origin_create(text)",
-    "pg_replication_origin_drop(text)",
-    "pg_replication_origin_session_setup(text)",
-    "pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
+    "pg_replication_origin_create",
+    "pg_replication_origin_drop",
+    "pg_replication_origin_session_setup",
+    "pg_replication_origin_xact_setup",
 )
+#: Asks for the role's right to use them.
+MAY_USE_SQL: Final = f"""
+SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege(oid, 'EXECUTE')) FROM pg_catalog.pg_proc
+WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = ANY ('{{{",".join(FUNCTIONS)}}}')"""  # noqa: S608
 _GRANT_HINT: Final = f"GRANT EXECUTE ON FUNCTION {', '.join(FUNCTIONS)} TO the target's role (a superuser needs none)"
 #: A session that has just ended gives its origin back a moment later.
 _TRIES: Final = 50
@@ -56,12 +63,13 @@ def origin_name(slot_id: int, who: int | str) -> str:
     return f"parapply_{slot_id}_{who}"
 
 
-async def carry_origin(conn: Connection, name: str) -> OriginProblem | None:
+async def carry_origin(conn: Connection, name: str, first_pid: int = 0) -> OriginProblem | None:
     """Make a session write under an origin until it ends; return why it does not, None if it does.
 
     Args:
         conn: in autocommit mode.
         name: of the origin; made if it is not there.
+        first_pid: server process of the session that has it and shares it; 0: it is for this session first.
 
     Raises:
         TargetLost: the connection broke.
@@ -69,8 +77,8 @@ async def carry_origin(conn: Connection, name: str) -> OriginProblem | None:
     text = sql.SQL(
         "SELECT pg_catalog.pg_replication_origin_create({name}) WHERE NOT EXISTS (SELECT FROM"
         " pg_catalog.pg_replication_origin WHERE roname = {name});"
-        " SELECT pg_catalog.pg_replication_origin_session_setup({name})"
-    ).format(name=sql.Literal(name))
+        " SELECT pg_catalog.pg_replication_origin_session_setup({name}{pid})"
+    ).format(name=sql.Literal(name), pid=sql.SQL(f", {first_pid}" if first_pid else ""))
     with target_errors("setting up a replication origin"):
         for _ in range(_TRIES):
             try:

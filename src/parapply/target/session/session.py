@@ -58,6 +58,7 @@ class SessionOptions(NamedTuple):
     synchronous_commit: str
     application_name: str
     origin: str = ""  # replication origin to write under; "": none
+    origin_pid: int = 0  # server process of the session that has it, and shares it; 0: none has it
     tracks_commits: bool = False  # the server has track_commit_timestamp on
 
 
@@ -145,7 +146,8 @@ class WorkerSession:
             await _take_lock(connection, options)
             if not options.origin:
                 return cls(connection, options)
-            return cls(connection, options, await origins.carry_origin(connection, options.origin))
+            problem = await origins.carry_origin(connection, options.origin, options.origin_pid)
+            return cls(connection, options, problem)
         except BaseException:
             await connection.close()
             raise

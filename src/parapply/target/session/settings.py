@@ -272,6 +272,10 @@ async def rows(conn: Connection, query: sql.Composed | sql.SQL, params: Sequence
         return await cursor.fetchall() if cursor.description else []
 
 
+#: server_version_num of the first server whose sessions may share a replication origin.
+SHARED_ORIGINS_SINCE = 190000
+
+
 class TargetSettings(NamedTuple):
     """Settings of a server that a daemon or a copy has to know."""
 
@@ -279,6 +283,8 @@ class TargetSettings(NamedTuple):
     tracks_commits: bool
     #: Number of tables and indexes that all its sessions together can have locked.
     lock_places: int
+    #: Several sessions may write under one replication origin.
+    shares_origins: bool
 
 
 _TARGET_SETTINGS = sql.SQL(
@@ -299,7 +305,8 @@ async def target_settings(conn: Connection) -> TargetSettings:
     """
     with target_errors("reading its settings"):
         (row,) = await rows(conn, _TARGET_SETTINGS)
-    return TargetSettings(*row)
+    tracks_commits, lock_places = row
+    return TargetSettings(tracks_commits, lock_places, conn.info.server_version >= SHARED_ORIGINS_SINCE)
 
 
 async def run_prepared(conn: Connection, name: bytes, query: sql.Composed, params: Sequence[bytes]) -> int:

@@ -84,6 +84,10 @@ class Statements:
         self._binary = {
             position for position, column in enumerate(plan.columns) if column.base_type_oid in binary_types
         }
+        places = {column.name: position for position, column in enumerate(plan.relation.columns)}
+        #: Wire positions that the expressions of replaced columns read; these come as text, of the publisher's types.
+        self._inputs = {at: tuple([places[one.name] for one in each.inputs]) for at, each in plan.replaced.items()}
+        self._binary.difference_update(*self._inputs.values())
         self._table = table_name(plan.facts)
         self._names = [identifier(column.name) for column in plan.columns]
         #: The constants, for statements that insert; and what leaves the rows of other sources out.
@@ -261,13 +265,15 @@ class Statements:
     def _build_set_insert(self, present: tuple[int, ...]) -> Sql:
         if not present:
             raise ValueError(f"{self._table}: a set of rows needs at least one column")
-        targets = ", ".join([*[self._names[position] for position in present], *self._more_names])
-        values = ", ".join([*[self._element(position) for position in present], *self._more_values])
+        assigned = self.assigned(present)
+        used = self._used(assigned)
+        targets = ", ".join([*[self._names[position] for position in assigned], *self._more_names])
+        values = ", ".join([*[self._element(position) for position in assigned], *self._more_values])
         return _sql(
-            f"INSERT INTO {self._table} ({targets}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {self._rows(present)}"
-            f" WHERE {self._unaltered(present)}",
-            present,
-            type_oids=self._type_oids(present),
+            f"INSERT INTO {self._table} ({targets}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {self._rows(used)}"
+            f" WHERE {self._unaltered(assigned)}",
+            used,
+            type_oids=self._type_oids(used),
         )
 
     def _build_set_update(self, present: tuple[int, ...]) -> Sql:
@@ -275,13 +281,14 @@ class Statements:
         # Equal keys of other classes may print differently (1.0 and 1.00), and the new text is what must remain.
         # Leaving out the rest spares the check whether an indexed column changed.
         fixed = [position for position in keys if self._column(position).equality is Equality.BYTES]
-        settable = [position for position in present if not self._column(position).is_identity_always]
+        assigned = self.assigned(present)
+        settable = [position for position in assigned if not self._column(position).is_identity_always]
         # Something must be set for the row to count as updated: the key, to what it is.
         changed = [position for position in settable if position not in fixed] or settable[:1]
         guarded = self._guarded(present)
         if not changed:
             return self._build_select(guarded, is_set=True)
-        positions = tuple(sorted({*changed, *guarded, *keys}))
+        positions = tuple(sorted({*self._used(changed), *guarded, *keys}))
         assignments = ", ".join(f"{self._names[position]} = {self._element(position)}" for position in changed)
         return _sql(
             f"UPDATE {self._only} AS t SET {assignments} FROM {self._unnest(positions)} "
@@ -292,13 +299,15 @@ class Statements:
 
     def _build_set_move(self, present: tuple[int, ...]) -> Sql:
         keys = self.plan.key_positions
-        arrays = [*self._arrays(present), *self._arrays(keys, first=len(present) + 1)]
-        names = [*[f"c{position}" for position in present], *[f"o{position}" for position in keys]]
-        assignments = ", ".join(f"{self._names[position]} = {self._element(position)}" for position in present)
+        assigned = self.assigned(present)
+        used = self._used(assigned)
+        arrays = [*self._arrays(used), *self._arrays(keys, first=len(used) + 1)]
+        names = [*[f"c{position}" for position in used], *[f"o{position}" for position in keys]]
+        assignments = ", ".join(f"{self._names[position]} = {self._element(position)}" for position in assigned)
         found = " AND ".join(column_equals(self._column(position), f"v.o{position}") for position in keys)
         text = f"UPDATE {self._only} AS t SET {assignments} FROM unnest({', '.join(arrays)}) AS v({', '.join(names)})"
-        text += f" WHERE {found}{self._mine} AND {self._unaltered(present)}"
-        return _sql(text, present, keys, type_oids=(*self._type_oids(present), *self._type_oids(keys)))
+        text += f" WHERE {found}{self._mine} AND {self._unaltered(assigned)}"
+        return _sql(text, used, keys, type_oids=(*self._type_oids(used), *self._type_oids(keys)))
 
     def _build_set_delete(self) -> Sql:
         keys = self.plan.key_positions
@@ -341,22 +350,25 @@ class Statements:
     def _build_row_insert(self, present: tuple[int, ...]) -> Sql:
         if not (present or self._more_names):
             return _sql(f"INSERT INTO {self._table} DEFAULT VALUES", ())
-        targets = ", ".join([*[self._names[position] for position in present], *self._more_names])
-        values = ", ".join([*[f"${number}" for number in range(1, len(present) + 1)], *self._more_values])
+        assigned = self.assigned(present)
+        values, positions = self.row_values(assigned)
+        targets = ", ".join([*[self._names[position] for position in assigned], *self._more_names])
         return _sql(
-            f"INSERT INTO {self._table} ({targets}) OVERRIDING SYSTEM VALUE SELECT {values}"
-            f" WHERE {self._unaltered(present)}",
-            present,
+            f"INSERT INTO {self._table} ({targets}) OVERRIDING SYSTEM VALUE"
+            f" SELECT {', '.join([*values, *self._more_values])} WHERE {self._unaltered(assigned)}",
+            positions,
         )
 
     def _build_row_update(self, present: tuple[int, ...]) -> Sql:
-        changed = [position for position in present if not self._column(position).is_identity_always]
         guarded = self._guarded(present)
+        changed = [position for position in self.assigned(present) if not self._column(position).is_identity_always]
+        values, taken = self.row_values(changed)
         if not changed:
             return self._build_select(guarded, is_set=False)
-        positions = (*changed, *guarded)
-        assignments = ", ".join(f"{self._names[position]} = ${number}" for number, position in enumerate(changed, 1))
-        guards = self._guards(guarded, first=len(changed) + 1)
+        positions = (*taken, *guarded)
+        pairs = zip(changed, values, strict=True)
+        assignments = ", ".join(f"{self._names[position]} = {value}" for position, value in pairs)
+        guards = self._guards(guarded, first=len(taken) + 1)
         where, old_positions = self._found_row(first=len(positions) + 1)
         where += f"{guards} AND {self._unaltered(changed)}"
         return _sql(f"UPDATE {self._only} AS t SET {assignments} WHERE {where}", positions, old_positions)
@@ -417,7 +429,46 @@ class Statements:
         fixed = [one.column for one in self.plan.constants]
         return types_unaltered(self.plan.facts, [*[self._column(position) for position in positions], *fixed])
 
+    def row_values(self, assigned: Sequence[int], first: int = 1) -> tuple[list[str], tuple[int, ...]]:
+        """Return the SQL of the values of columns to assign, and the wire positions of its parameters.
+
+        Args:
+            assigned: wire positions of the columns.
+            first: number of the first parameter.
+        """
+        values, positions = [], list[int]()
+        for position in assigned:
+            taken = self._inputs.get(position, (position,))
+            numbers = [f"${first + len(positions) + number}" for number in range(len(taken))]
+            positions += taken
+            values.append(self._replaced(position, numbers) if position in self._inputs else numbers[0])
+        return values, tuple(positions)
+
+    def assigned(self, present: Sequence[int]) -> list[int]:
+        """Return the columns to assign: a replaced one where all values are present that its expression reads.
+
+        Where one is not, it is unchanged TOAST and the only one, so the expression has its old value.
+        """
+        if not self._inputs:
+            return list(present)
+        plain = [position for position in present if position not in self._inputs]
+        has = {*present}
+        return sorted([*plain, *[at for at, read in self._inputs.items() if has.issuperset(read or (at,))]])
+
+    def _used(self, assigned: Sequence[int]) -> tuple[int, ...]:
+        """Return the wire positions whose values the columns to assign are made of."""
+        if not self._inputs:
+            return tuple(assigned)
+        return tuple(sorted({one for position in assigned for one in self._inputs.get(position, (position,))}))
+
+    def _replaced(self, position: int, values: Sequence[str]) -> str:
+        # To the base type, as any value: the assignment checks the length.
+        one = self.plan.replaced[position]
+        return f"{one.of(values)}::{one.base_sql}"
+
     def _element(self, position: int) -> str:
+        if position in self._inputs:
+            return self._replaced(position, [f"v.c{one}" for one in self._inputs[position]])
         return f"v.c{position}::{self._column(position).type_sql}"
 
     def _rows(self, positions: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from parapply.errors import TargetRefused
-from parapply.plan.table import ColumnFacts, Equality
+from parapply.plan.table import ColumnFacts, Equality, Input, Replacement
 from parapply.quoting import identifier
 from parapply.target.catalogue.match import match
 from parapply.target.sql.statements import Sql, Statements, truncate
@@ -54,6 +54,54 @@ def test_texts() -> None:
         b'UPDATE ONLY "s"."t" AS t SET "id" = $1, "v" = $2 WHERE t."id" OPERATOR(pg_catalog.=) $3::pg_catalog.int4'
         b" AND (true)"
     )
+
+
+def _replacement(name: str, expression: str, *inputs: str) -> Replacement:
+    return Replacement(
+        name=name, sql=expression, is_system=True, type_sql="text", base_sql="text",
+        inputs=tuple([Input(name=one, type_sql="pg_catalog.text") for one in inputs]),
+    )  # fmt: skip
+
+
+def _replaced(*found: Replacement) -> Statements:
+    columns = [*COLUMNS, column("m", "text")]
+    published = [sent(one.name, one.type_sql.split(".")[1], is_key=one.name == "id") for one in columns]
+    by_name = {one.name: one for one in found}
+    return Statements(match(relation(*published), table(columns, ["id"]), replacements=by_name), frozenset({23, 25}))
+
+
+def test_a_replaced_column_is_set_where_its_inputs_are_sent() -> None:
+    """An expression whose input is unchanged TOAST keeps its value, whether the column's own value is sent or not."""
+    made = _replaced(_replacement("v", "f(m)", "m"), _replacement("n", "1"))
+    element = b'(SELECT f(m) FROM (SELECT v.c3::pg_catalog.text AS "m") AS r)::text'
+    insert = made.set_insert((0, 1, 2, 3))
+    assert (insert.positions, insert.type_oids) == ((0, 3), (23, 25))
+    assert b"SELECT v.c0::pg_catalog.int4, " + element + b", (SELECT 1 FROM (SELECT ) AS r)::text, v.c3" in insert.text
+    assert b'SET "v" = ' + element + b', "m" = v.c3::pg_catalog.text FROM' in made.set_update((0, 3)).text
+    assert b'"v"' not in made.set_update((0, 1, 2)).text
+    assert b'"n" = (SELECT 1' in made.set_update((0, 1, 2)).text
+    assert made.row_insert((0, 1, 2, 3)).positions == (0, 3, 3)
+    update = made.row_update((0, 1, 3))
+    assert (update.positions, update.old_positions) == ((0, 3, 3), (0,))
+    assert b'"v" = (SELECT f(m) FROM (SELECT $2::pg_catalog.text AS "m") AS r)::text, "m" = $3 WHERE' in update.text
+    move = made.set_move((0, 3))
+    assert (move.positions, move.old_positions) == ((0, 3), (0,))
+
+
+def test_a_replaced_column_may_read_an_identity_column() -> None:
+    """SQL cannot set an ALWAYS identity column, but what reads it changes with its other inputs."""
+    columns = [column("id"), column("v"), column("n", is_identity_always=True)]
+    published = [sent(one.name, is_key=one.name == "id") for one in columns]
+    by_name = {"v": _replacement("v", "f(v, n)", "v", "n")}
+    made = Statements(match(relation(*published), table(columns, ["id"]), replacements=by_name))
+    assert made.row_update((0, 1, 2)).positions == (0, 1, 2, 2)
+    assert b'"v" = (SELECT f(v, n)' in made.set_update((0, 1, 2)).text
+
+
+def test_an_input_of_a_replaced_column_comes_as_the_publisher_has_it() -> None:
+    """The array of the target's type would be read by that type's input before the expression sees the value."""
+    made = _replaced(_replacement("v", "f(id)", "id"))
+    assert made.set_insert((0, 1, 2, 3)).type_oids == (25, 25, 25)
 
 
 def test_positions_say_what_the_parameters_are() -> None:
