@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from parapply.runtime.worker_sessions import WorkerSessions
     from parapply.target.session.session import WorkerSession
 
-#: Seconds between two looks while changes are being applied, and while none are.
+#: Seconds between two looks while changes are being applied, while none are, and at rest.
 _LOOK_S: Final = 0.075
 _IDLE_LOOK_S: Final = 0.25
+_REST_LOOK_S: Final = 1.0
 #: Seconds until the target is asked again after no session waited for its disk: a question takes the leader as long as
 #: many changes.
 _ASK_AGAIN_S: Final = 0.3
@@ -129,7 +130,8 @@ class WorkerTasks:
                 await end_tasks([self._opening])
 
     async def _wait(self) -> None:
-        look_s = None if self._scaling is None else _IDLE_LOOK_S if self._pool.flight.state.is_idle else _LOOK_S
+        idle_s = _REST_LOOK_S if self._pool.rest.is_on else _IDLE_LOOK_S
+        look_s = None if self._scaling is None else idle_s if self._pool.flight.state.is_idle else _LOOK_S
         self._news.clear()
         if self._has_failed() or any(worker.session.pipeline.lost.done() for worker in self.workers):
             return
