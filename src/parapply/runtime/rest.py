@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 QUIET_S = 10.0
 #: Seconds between two looks at rest.
 LONG_S = 30.0
-#: The same of those that others judge the daemon by. Whoever reads the state calls a daemon silent after five.
+#: The same of those that others judge the daemon by: a reader of the state calls it silent after five.
 SHOWN_S = 3.0
 
 
@@ -62,15 +62,16 @@ class Rest:
             self._ended.set()
             self._ended = asyncio.Event()
 
-    async def sleep(self, usual_s: float, rest_s: float = LONG_S, *, until: asyncio.Event | None = None) -> None:
+    async def sleep(self, usual_s: float, rest_s: float | None = None, *, until: asyncio.Event | None = None) -> None:
         """Wait until the next look is due.
 
         Args:
             usual_s: seconds without rest.
-            rest_s: seconds at rest, unless it ends before.
+            rest_s: seconds at rest, unless it ends before; None: `LONG_S`.
             until: the look is also due when this is set.
         """
         events = [until] if until is not None else []
+        rest_s = LONG_S if rest_s is None else rest_s
         is_on = rest_s > usual_s and self.is_on
         if is_on:
             events.append(self._ended)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from parapply.login import Login
 
 #: Seconds between two checks, which ask no server while every session has its answers.
-_CHECK_S: Final = 2.0
+_CHECK_S: Final = 5.0
 #: Seconds the stream may continue after the publisher ended our plain session: a fast stop ends plain sessions first
 #: and then waits for the stream, which the publisher should end once all is confirmed (trap T-9). If it is still open
 #: then, we hold it up, and nothing is lost by leaving (F9).

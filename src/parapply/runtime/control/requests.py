@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from parapply.errors import ParapplyError, SourceLost, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
+from parapply.runtime.rest import LONG_S
 from parapply.source.waits import stream_ends_first
 from parapply.target.session import settings
 from parapply.target.state import copies, requests
+from parapply.tasks import end_tasks
 
 if TYPE_CHECKING:
     from parapply.config import TargetConfig
@@ -138,7 +140,17 @@ class Requests:
         if self._listener is None:
             await asyncio.sleep(min(timeout_s, _POLL_S))
             return True
-        return await requests.wait_for_call(self._listener, timeout_s)
+        if not self._rest.is_on:
+            return await requests.wait_for_call(self._listener, timeout_s)
+        is_over = asyncio.Event()
+        call = asyncio.create_task(requests.wait_for_call(self._listener, LONG_S), name="call")
+        call.add_done_callback(lambda _: is_over.set())
+        try:
+            await self._rest.sleep(timeout_s, until=is_over)
+            return call.done() and call.result()
+        finally:
+            # A call that comes in the same moment is heard the next time.
+            await end_tasks([call])
 
     async def _refuse_old(self) -> None:
         """Refuse requests that an earlier connection of the daemon has left half done."""
