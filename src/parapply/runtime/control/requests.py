@@ -140,7 +140,7 @@ class Requests:
         if self._listener is None:
             await asyncio.sleep(min(timeout_s, _POLL_S))
             return True
-        if not self._rest.is_on:
+        if timeout_s < _LOOK_S or not self._rest.is_on:
             return await requests.wait_for_call(self._listener, timeout_s)
         is_over = asyncio.Event()
         call = asyncio.create_task(requests.wait_for_call(self._listener, LONG_S), name="call")
