@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from parapply.conflict import asking
 from parapply.driver import Session
 from parapply.errors import TargetRefused
-from parapply.target.state import slots
+from parapply.target.state import cutovers, slots
+from parapply.vocabulary import CutoverStep
 from tests.fixtures.daemon import FEW_WORKERS, Daemon
+from tests.fixtures.endpoint import LISTEN, Endpoint
 from tests.fixtures.fan import QUICK
 from tests.fixtures.pair import Pair, pair
 from tests.fixtures.plain import closed
@@ -31,7 +33,7 @@ _PROGRAM = (
     "import sys; from parapply.runtime import rest; rest.QUIET_S, rest.LONG_S = 0.2, 1e6;"
     " from parapply.__main__ import run; sys.exit(run())"
 )
-_SETTINGS = {**QUICK, "apply.workers": FEW_WORKERS, "log.level": "debug"}
+_SETTINGS = {**QUICK, "apply.workers": FEW_WORKERS, "log.level": "debug", **LISTEN}
 
 
 @contextmanager
@@ -89,6 +91,26 @@ async def test_a_request_to_skip_is_heard_at_rest(pair: Pair) -> None:
             assert asked.outcome == "accepted"
             assert await asking.take_back(conn, "parapply", slot_id, lsn)
         daemon.wait_for_event("rest_begun", count=2)
+        daemon.stop()
+
+
+async def test_a_step_of_a_cut_over_is_heard_at_rest(pair: Pair) -> None:
+    """The daemon shows it, and does not rest again before it is taken back; the publisher counts as seen all along."""
+    with _at_rest(pair) as daemon:
+        endpoint = Endpoint(daemon)
+        step = CutoverStep.PREPARING
+        cutover = cutovers.Cutover(
+            step=step, reverse_slot="back", made_slot=False, made_publication=False, fence="database", opens="",
+            fence_lsn=None, takeover_lsn=None, fenced_s=None, gap_s=None,
+        )  # fmt: skip
+        async with await Session.connect(pair.target.dsn, autocommit=True) as conn:
+            slot_id = await slots.find_slot(conn, "parapply", pair.route.slot)
+            await cutovers.begin(conn, "parapply", slot_id, cutover)
+            endpoint.wait_until(lambda: ("back", step) in endpoint.samples().get("parapply_cutover_step", {}))
+            n_before = len(daemon.events_of("rest_begun"))
+            await cutovers.forget(conn, "parapply", slot_id)
+        daemon.wait_for_event("rest_begun", count=n_before + 1)
+        assert endpoint.samples()["parapply_lag_seconds"] == {(): 0}
         daemon.stop()
 
 
