@@ -142,6 +142,8 @@ class Durability:
         if self.state.watermark.low_lsn <= self._written_lsn:
             # Without progress people still want to see the lag grow and the daemon alive.
             return max(stream.rest_s or _SHOW_S, self._reporting.advance_interval_s)
+        if stream.rest_s and not self._is_reply_due:
+            return max(stream.rest_s, self._reporting.advance_interval_s)
         # Between two advances of a standby its flushes keep it durable.
         is_quiet = self.state.is_idle and not stream.is_synchronous
         return _ADVANCE_MIN_S if is_quiet else self._reporting.advance_interval_s

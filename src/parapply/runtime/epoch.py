@@ -314,7 +314,7 @@ class Epoch:
         """Return whether nothing is open, on its way, or not durable yet, and nothing is asked that does not call."""
         engine, batcher, stream = self._engine, self._batcher, self._ends.stream
         is_open = not (engine.is_idle and batcher.holds_nothing) or batcher.is_taking or batcher.reader.is_paused
-        is_behind = engine.lag_s != 0.0 or engine.durable_lsn < engine.watermark.low_lsn
+        is_behind = engine.lag_s != 0.0 or engine.durable_lsn < batcher.taken_lsn
         is_special = stream.reading is not Reading.STREAM or stream.is_synchronous
         is_awaited = self._admission.copied.is_under_way or self._requests.are_open
         return not (

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 QUIET_S = 10.0
 #: Seconds between two looks at rest.
 LONG_S = 30.0
-#: The same of those that others judge the daemon by: a reader of the state calls it silent after five.
+#: The same of questions where the publisher is.
+ASKED_S = 10.0
+#: Seconds between two writes of the slot's row at rest: a reader of the state calls the daemon silent after five.
 SHOWN_S = 3.0
 
 

@@ -139,7 +139,9 @@ class Progress:
         Raises:
             SourceLost: the publisher shuts down and waits for us.
         """
-        if self._durability.keepalive(keepalive, self._clock(), is_synchronous=self._stream.is_synchronous):
+        is_due = self._durability.keepalive(keepalive, self._clock(), is_synchronous=self._stream.is_synchronous)
+        # At rest one comes with every commit in other databases of the server, and the next look takes the last.
+        if is_due and (keepalive.reply_requested or not self.is_at_rest):
             self._wake.set()
 
     def ends_at(self, received_lsn: int) -> None:
@@ -151,7 +153,7 @@ class Progress:
         """Note that everything received is in the batcher's hands."""
         if self._stream.is_synchronous and self._batcher.received_lsn > self._reported_received_lsn:
             self._news.set()
-        if self._rests_until_s:
+        if self.is_at_rest and not self._rest.is_on:
             self._wake.set()
 
     def committed(self, job: Job) -> None:

@@ -68,11 +68,12 @@ class Lag(NamedTuple):
     looked_s: float  # by the event loop's clock
     source_lsn: int
     low_lsn: int
+    look_s: float  # as of `EngineState`
 
     def seconds(self, now_s: float) -> float:
         """Extrapolate to `now_s`: without a recent poll, assume that changes have been waiting since the last one."""
         age_s = now_s - self.looked_s
-        return self.lag_s + (age_s if age_s > _FRESH_S else 0.0)
+        return self.lag_s + (age_s if age_s > _FRESH_S + self.look_s else 0.0)
 
 
 class Gauges:
@@ -100,7 +101,7 @@ class Gauges:
             shown = self.parts.engine
             if shown.lag_s is not None and shown.source_lsn is not None:
                 low_lsn = self.parts.engine.watermark.low_lsn
-                self._lag = Lag(shown.lag_s, shown.looked_s, shown.source_lsn, low_lsn)
+                self._lag = Lag(shown.lag_s, shown.looked_s, shown.source_lsn, low_lsn, shown.look_s)
         return self._lag
 
     def detach(self) -> None:

@@ -14,7 +14,7 @@ from parapply.engine.stalls import AT_WORK
 from parapply.errors import SourceLost, SourceRefused, WalLimitReached
 from parapply.logs import get_logger
 from parapply.runtime.observe.meter import take_counts
-from parapply.runtime.rest import LONG_S, SHOWN_S
+from parapply.runtime.rest import ASKED_S, LONG_S
 from parapply.source import slot
 from parapply.source.standby import is_named
 from parapply.source.waits import stream_ends_first
@@ -145,7 +145,7 @@ class Monitor:
     @property
     def limits(self) -> dict[str, Any] | None:
         """Return the limit, as `status` shows it; None if nothing is known of the present."""
-        is_present = self.now_s - self._engine.looked_s < _SILENT_S
+        is_present = self.now_s - self._engine.looked_s < _SILENT_S + self._engine.look_s
         return self._intervals.limiting.latest if is_present else None
 
     @property
@@ -184,7 +184,8 @@ class Monitor:
             await self._show()
             await self._look_at_moves()
             await self._intervals.take()
-            await self._rest.sleep(_INTERVAL_S, SHOWN_S)
+            self._engine.look_s = ASKED_S if self._rest.is_on else 0.0
+            await self._rest.sleep(_INTERVAL_S, ASKED_S)
 
     def _look_for_waiting(self, standby_names: str) -> None:
         is_synchronous = is_named(standby_names, self._stream.standby_name)
