@@ -327,7 +327,7 @@ class Epoch:
             or self._conflict_handler.skips
             or self._conflict_handler.troubles
             or self._monitor.moves.are_under_way
-            or self._progress.is_asking_target
+            or self._progress.is_held_up
             or not self._requests.hears_calls
         )
 

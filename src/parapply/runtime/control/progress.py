@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from parapply.vocabulary import DaemonState
     from parapply.wire.frames import Keepalive
 
+#: Seconds that the target may take to write the slot's row, which waits for its disk.
+_HELD_UP_S = 1.0
+
 
 class Progress:
     """Fields are written by its own task, and through `keepalive` and `committed` by intake and the workers."""
@@ -65,6 +68,7 @@ class Progress:
         #: Rounds so far, and whether this one waits for the target's answer. Read by the watchdog.
         self.turns = 0
         self.is_asking_target = False
+        self._turned_s = self._clock()
         #: Until when it waits at rest; 0.0: it does not.
         self._rests_until_s = 0.0
         #: Arguments of `finish`. They win over the state of the monitor's task, which may still write an older one.
@@ -82,6 +86,7 @@ class Progress:
         durability, clock = self._durability, self._clock
         while self._last_word is None:
             self.turns += 1
+            self._turned_s = clock()
             durability.settle(self._seen())
             if durability.advance_is_due(self._seen(), clock()):
                 await self.advance()
@@ -108,6 +113,11 @@ class Progress:
     def is_at_rest(self) -> bool:
         """Return whether it has nothing to do yet."""
         return self._clock() < self._rests_until_s
+
+    @property
+    def is_held_up(self) -> bool:
+        """Return whether the target has owed an answer for longer than a write takes."""
+        return self.is_asking_target and self._clock() - self._turned_s >= _HELD_UP_S
 
     async def report_at_once(self) -> None:
         """Report the received and the visible position as soon as they change, while commits wait for them.
