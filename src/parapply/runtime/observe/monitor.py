@@ -210,7 +210,7 @@ class Monitor:
 
     async def _look_at_slot(self, flush_lsn: int) -> None:
         now_s = self._clock()
-        if now_s - self._asked_slot_s < _SLOT_S:
+        if now_s - self._asked_slot_s < (LONG_S if self._rest.is_on else _SLOT_S):
             return
         self._asked_slot_s = now_s
         facts = await slot.read_slot(self._source, self._slot_name)
