@@ -130,6 +130,8 @@ def parameters_of(dsn: str) -> dict[str, Any]:
 #: be a third of what an idle daemon does. Not longer: psycopg registers its socket again each time, so whatever takes
 #: the registration away, as a closed socket of the same number may, costs a second at most.
 _SELDOM_S: Final = 1.0
+#: How often at least one wakes up in a wait that has a limit, as one for calls has: a call is no later than that.
+_WAKES: Final = 6
 
 
 class Session(psycopg.AsyncConnection[tuple[Any, ...]]):
@@ -184,10 +186,11 @@ class Session(psycopg.AsyncConnection[tuple[Any, ...]]):
             traceback.clear_frames(cancelled.__traceback__)
             raise
 
-    async def wait(self, gen: PQGen[RV], interval: float = _SELDOM_S, *more: Any, **named: Any) -> RV:  # noqa: ANN401
+    async def wait(self, gen: PQGen[RV], interval: float = 0.0, *more: Any, **named: Any) -> RV:  # noqa: ANN401
         """Wait for the server; arguments and errors are psycopg's, and 3.3.0 has fewer of them than later versions."""
         self.waits_since_s = time.monotonic()
         try:
+            interval = interval or max(_SELDOM_S, (named.get("timeout") or 0.0) / _WAKES)
             return await super().wait(gen, interval, *more, **named)
         finally:
             self.waits_since_s = 0.0

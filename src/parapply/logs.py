@@ -111,6 +111,7 @@ EVENTS: Final = {
     "sequence_missing": "warning: a sequence of the publisher could not be set; why; told once and each day",
     "sequences_not_carried": "warning: a round of sequences.interval_s has set none; why; told once and each day",
     "copies_changed": "info: how many tables are waiting, being copied, and copied",
+    "rest_begun": "debug: nothing comes and nothing is open, so both servers are looked at seldom",
     "requests_polled": "info: the target has no connection for being told of requests, so they are looked for",
     "snapshot_exported": "info: a snapshot was exported at an LSN; how long commits were held for it",
     "snapshot_refused": "info: and why",

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from parapply.login import Login
 from parapply.model import Column, Relation
+from parapply.runtime.rest import Rest
 from parapply.runtime.tables import prefetch as ahead_module
 from parapply.runtime.tables import watch as watch_module
 from parapply.runtime.tables.control_pool import ControlPool
@@ -208,7 +209,7 @@ async def test_the_watch_reads_changed_tables_together(
     await ahead.close()
     for relation in relations:
         tables.plans.announce(relation)
-    watching = asyncio.create_task(CatalogueWatch(tables, control_pool, 0.01).run(), name="watch")
+    watching = asyncio.create_task(CatalogueWatch(tables, control_pool, 0.01, Rest()).run(), name="watch")
     queries.n_facts = queries.n_fingerprints = 0
     await _until(lambda: queries.n_fingerprints >= 2)
     assert queries.n_facts == 0

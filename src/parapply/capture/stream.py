@@ -299,6 +299,11 @@ class CapturedStream:
         self._call()
         return found
 
+    @property
+    def has_gap(self) -> bool:
+        """See `SlotStream`."""
+        return False
+
     def take_gap(self) -> int | None:
         """Return nothing: a capture has no gap."""
         return None

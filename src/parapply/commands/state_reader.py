@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Seconds to wait for the publisher, because a person waits for the screen.
 _SOURCE_TIMEOUT_S = 3
-#: Seconds without a write of the daemon, which writes once a second, after which it is stuck or gone.
+#: Seconds without a write of the daemon after which it is stuck or gone: it writes once a second, at rest every three.
 _SILENT_S = 5.0
 
 _PROGRESS = """

@@ -16,6 +16,7 @@ from parapply.errors import TargetRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.copies import notify
 from parapply.target.state.schema import in_schema
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ async def ask(  # noqa: PLR0913  who, which, how long
             if has_passed or known is not None:
                 raise _has_passed(lsn)
             await _check_end(conn, schema, slot_id, lsn, source_lsn)
-        await rows(conn, write, values)
+        async with conn.transaction():
+            await rows(conn, write, values)
+            await notify(conn, slot_id)
     return await _wait(conn, schema, slot_id, lsn, wait_s)
 
 
@@ -109,7 +112,10 @@ async def take_back(conn: Connection, schema: str, slot_id: int, lsn: int) -> bo
         schema,
     )
     with target_errors("taking back a request to skip"):
-        return bool(await rows(conn, query, [slot_id, format_lsn(lsn)]))
+        async with conn.transaction():
+            was_wanted = bool(await rows(conn, query, [slot_id, format_lsn(lsn)]))
+            await notify(conn, slot_id)
+    return was_wanted
 
 
 async def _wait(conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: float) -> SkipRequest:

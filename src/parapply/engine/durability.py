@@ -36,8 +36,11 @@ _ASK_S: Final = 0.05
 _COMMITTING_US: Final = 1_000_000
 #: Seconds between questions while WAL of the publisher is on its way that may hold nothing for us.
 ASK_IDLE_S: Final = 1.0
-#: Seconds between two looks at most.
+#: Parts of the time that a publisher may be silent: it is asked after two of them, and again after three.
+_TIMEOUT_PARTS: Final = 4
+#: Seconds between two looks at most, and between two advances without progress.
 _LOOK_S: Final = 0.5
+_SHOW_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,8 @@ class Stream(NamedTuple):
     is_inside_large: bool
     #: Commits on the publisher wait for our reports.
     is_synchronous: bool
+    #: Seconds between two looks, and between two advances, as long as nothing comes; 0.0: as usual.
+    rest_s: float = 0.0
 
 
 class Durability:
@@ -136,7 +141,9 @@ class Durability:
     def _advance_wait_s(self, stream: Stream) -> float:
         if self.state.watermark.low_lsn <= self._written_lsn:
             # Without progress people still want to see the lag grow and the daemon alive.
-            return max(1.0, self._reporting.advance_interval_s)
+            return max(stream.rest_s or _SHOW_S, self._reporting.advance_interval_s)
+        if stream.rest_s and not self._is_reply_due:
+            return max(stream.rest_s, self._reporting.advance_interval_s)
         # Between two advances of a standby its flushes keep it durable.
         is_quiet = self.state.is_idle and not stream.is_synchronous
         return _ADVANCE_MIN_S if is_quiet else self._reporting.advance_interval_s
@@ -213,7 +220,8 @@ class Durability:
         silent_s = now_s - max(heard_s, self._streaming_since_s)
         if silent_s >= timeout_s:
             raise SourceLost(f"the publisher has said nothing for {silent_s:.0f} s.")
-        if silent_s < timeout_s / 2 or now_s - self._asked_s < timeout_s / 4:
+        part_s = timeout_s / _TIMEOUT_PARTS
+        if silent_s < 2 * part_s or now_s - self._asked_s < part_s:
             return False
         self._asked_s = now_s
         return True
@@ -235,7 +243,8 @@ class Durability:
         if self.is_waited_for(stream):
             return 0.0
         due_s = [
-            now_s + _LOOK_S,
+            # A silent publisher is asked, and left, in time.
+            now_s + max(_LOOK_S, min(stream.rest_s, self._reporting.receive_timeout_s / _TIMEOUT_PARTS)),
             self._reported_s + self._reporting.status_interval_s,
             self._advanced_s + self._advance_wait_s(stream),
         ]

@@ -26,6 +26,7 @@ class EngineState:
         "is_relaxed",
         "jobs",
         "lag_s",
+        "look_s",
         "looked_s",
         "n_workers",
         "note",
@@ -72,6 +73,8 @@ class EngineState:
         self.lag_s: float | None = None
         #: Time of that check.
         self.looked_s = now_s
+        #: Seconds for which that is current beside the usual ones: at rest the next check is later.
+        self.look_s = 0.0
         #: Time of its question to the publisher that has no answer yet. None: all are answered. Read by `Durability`.
         self.unanswered_since_s: float | None = None
         # The stall check:

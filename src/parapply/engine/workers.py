@@ -79,6 +79,11 @@ class Scaling:
         self._peak = 0
         self._peak_from_s: float | None = None
 
+    @property
+    def is_at_first(self) -> bool:
+        """Return whether no time that passes makes the workers fewer."""
+        return self.wanted <= self._share.first_workers
+
     def may_grow(self) -> bool:
         """Return whether an answer about the sessions' waits could be used."""
         return self.wanted < self._share.most_workers

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _POLL_S: Final = 0.1
 #: Bytes of the daemon's log that are read for its last word.
 _TAIL_BYTES: Final = 4096
-#: Seconds within which a daemon that runs has written its progress: it does so about once a second.
-_FRESH_S: Final = 3.0
+#: Seconds within which a daemon that runs has written its progress: at rest it does so every three.
+_FRESH_S: Final = 5.0
 #: Looks in a row at which the lag is small.
 _LOOKS: Final = 2
 

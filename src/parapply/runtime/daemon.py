@@ -67,6 +67,8 @@ _GC_ALLOCATIONS = 200_000
 #: Seconds between two checks whether the leader makes progress; less if systemd's watchdog is less patient than four of
 #: them.
 _LOOK_S = 1.0
+#: The same without systemd, where nothing but the endpoint shows it.
+_UNHEARD_LOOK_S = 5.0
 #: An epoch that lasted this many seconds was a success, so the next attempt comes at once.
 _GOOD_EPOCH_S = 10.0
 #: Messages of a server that will serve in a moment; any other FATAL at the very first attempt is a wrong setting.
@@ -420,7 +422,8 @@ class Leader:
     async def _look(self) -> None:
         """Check in intervals whether the leader makes progress; systemd's watchdog is fed only if it does."""
         watchdog_s = self._notifier.watchdog_s
-        interval_s = min(_LOOK_S, watchdog_s / 4) if watchdog_s else _LOOK_S
+        interval_s = _LOOK_S if self._notifier.is_heard else _UNHEARD_LOOK_S
+        interval_s = min(interval_s, watchdog_s / 4) if watchdog_s else interval_s
         while True:
             self._health.look(interval_s)
             await asyncio.sleep(interval_s)

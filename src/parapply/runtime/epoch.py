@@ -146,6 +146,8 @@ class Epoch:
         self._make_workers()
         self._make_intake()
         self._parts = self._make_observers()
+        if until.lsn is None and until.time_us is None:
+            self._pool.rest.allow(self._may_rest)
         self._pool.listen(self)
 
     def _make_tables(self) -> None:
@@ -296,7 +298,9 @@ class Epoch:
             "monitor": self._monitor.run,
             "catch-up-watch": behind.run,
             "stall-check": stall.run,
-            "catalogue-watch": CatalogueWatch(self._tables, ends.control_pool, config.apply.catalogue_check_s).run,
+            "catalogue-watch": CatalogueWatch(
+                self._tables, ends.control_pool, config.apply.catalogue_check_s, self._pool.rest
+            ).run,
             "requests": self._requests.run,
             "sessions": self._worker_tasks.run,
             "later-commands": self._later.run,
@@ -306,6 +310,27 @@ class Epoch:
     async def _log_running(self) -> bool:
         # Without ranges the other end may be the files of a capture, and the session the target's.
         return self._config.source.catch_up != "off" and await slot.log_running(self._ends.source)
+
+    def _may_rest(self) -> bool:
+        """Return whether nothing is open, on its way, or not durable yet, and nothing is asked that does not call."""
+        engine, batcher, stream = self._engine, self._batcher, self._ends.stream
+        is_open = not (engine.is_idle and batcher.holds_nothing) or batcher.is_taking or batcher.reader.is_paused
+        is_behind = engine.lag_s != 0.0 or engine.durable_lsn < batcher.taken_lsn
+        is_special = stream.reading is not Reading.STREAM or stream.is_synchronous
+        is_awaited = self._admission.copied.is_under_way or self._requests.are_open
+        return not (
+            is_open
+            or is_behind
+            or is_special
+            or is_awaited
+            or len(self._streams)
+            or self._two_phase.n_pending
+            or self._conflict_handler.skips
+            or self._conflict_handler.troubles
+            or self._monitor.moves.are_under_way
+            or self._progress.is_held_up
+            or not self._requests.hears_calls
+        )
 
     @property
     def low_lsn(self) -> int:

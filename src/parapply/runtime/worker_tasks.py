@@ -7,7 +7,6 @@ that cannot be opened is no error: the present workers go on, and more sessions 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
@@ -16,6 +15,7 @@ from parapply.engine.workers import LoadSample
 from parapply.errors import ParapplyError
 from parapply.logs import get_logger
 from parapply.runtime.apply.worker import Worker
+from parapply.runtime.rest import LONG_S
 from parapply.runtime.worker_sessions import connections_left
 from parapply.target.session import settings
 from parapply.tasks import end_tasks
@@ -129,13 +129,16 @@ class WorkerTasks:
                 await end_tasks([self._opening])
 
     async def _wait(self) -> None:
-        look_s = None if self._scaling is None else _IDLE_LOOK_S if self._pool.flight.state.is_idle else _LOOK_S
+        scaling, is_idle = self._scaling, self._pool.flight.state.is_idle
         self._news.clear()
         if self._has_failed() or any(worker.session.pipeline.lost.done() for worker in self.workers):
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(look_s):
-                await self._news.wait()
+        if scaling is None:
+            await self._news.wait()
+            return
+        look_s = _IDLE_LOOK_S if is_idle else _LOOK_S
+        may_rest = scaling.is_at_first and self._opening is None
+        await self._pool.rest.sleep(look_s, LONG_S if may_rest else look_s, until=self._news)
 
     def _task(self, worker: Worker) -> asyncio.Task[None]:
         return self._tasks[f"worker-{worker.number}"]

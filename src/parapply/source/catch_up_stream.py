@@ -400,6 +400,11 @@ class CatchUpStream:
             self._listen()
         return found
 
+    @property
+    def has_gap(self) -> bool:
+        """See `ReplicationStream.has_gap`."""
+        return self._stream.has_gap
+
     def take_gap(self) -> int | None:
         """See `ReplicationStream.take_gap`."""
         return self._stream.take_gap()

@@ -219,8 +219,8 @@ async def connect(
 def without_answer(login: Login, wait_s: float) -> list[int]:
     """Return the pids of this process's sessions of a login that have waited that many seconds for an answer."""
     since_s = time.monotonic() - wait_s
-    sessions = [conn for conn, its_login in _sessions.items() if its_login == login and not conn.closed]
-    return [conn.info.backend_pid for conn in sessions if 0 < conn.waits_since_s <= since_s]
+    waiting = [(conn, its_login) for conn, its_login in _sessions.items() if 0 < conn.waits_since_s <= since_s]
+    return [conn.info.backend_pid for conn, its_login in waiting if its_login == login and not conn.closed]
 
 
 async def _rows(conn: Connection, query: LiteralString, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:

@@ -71,6 +71,10 @@ class SlotStream(Protocol):
             ProtocolError: it cannot be read.
         """
 
+    @property
+    def has_gap(self) -> bool:
+        """Return whether `take_gap` would return one."""
+
     def take_gap(self) -> int | None:
         """Return the LSN before which a publication was missing, once."""
 

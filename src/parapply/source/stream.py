@@ -145,6 +145,11 @@ class ReplicationStream:
         """Note that a publication was missing while changes were decoded that lie before an LSN, and not far."""
         self._gap_lsn = max(lsn, self._gap_lsn or 0)
 
+    @property
+    def has_gap(self) -> bool:
+        """Return whether `take_gap` would return one."""
+        return self._gap_lsn is not None
+
     def take_gap(self) -> int | None:
         """Return that LSN, once; None: no publication was missing since the last call."""
         lsn, self._gap_lsn = self._gap_lsn, None

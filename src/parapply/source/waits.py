@@ -1,6 +1,7 @@
 """Looks after this process's sessions on the publisher: what waits for a lock there is reported, with who holds it.
 
-A session that waits cannot say so, so another one is opened, only while one has had no answer for long.
+A session that waits cannot say so, so another one is opened, only while one has had no answer for long. One that has
+ended may be the first of a publisher that stops.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from parapply import blocked
-from parapply.errors import ParapplyError
+from parapply.errors import ParapplyError, SourceLost, StreamLeft, WalLimitReached
 from parapply.limits import BLOCKED_S
 from parapply.source import slot
 from parapply.tasks import end_tasks
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
     from parapply.login import Login
 
 #: Seconds between two checks, which ask no server while every session has its answers.
-_CHECK_S: Final = 2.0
+_CHECK_S: Final = 5.0
+#: Seconds the stream may continue after the publisher ended our plain session: a fast stop ends plain sessions first
+#: and then waits for the stream, which the publisher should end once all is confirmed (trap T-9). If it is still open
+#: then, we hold it up, and nothing is lost by leaving (F9).
+_LEAVE_S: Final = 3.0
 
 
 class PublisherWaits:
@@ -56,6 +61,18 @@ class PublisherWaits:
                 self.longest_s = max([one.wait_s for one in found], default=0.0)
                 for one in self._telling.due(found):
                     self._tell(one)
+
+
+@asynccontextmanager
+async def stream_ends_first() -> AsyncIterator[None]:
+    """Let the stream end by itself, with all that it still brings, where a question in the block finds no session."""
+    try:
+        yield
+    except (StreamLeft, WalLimitReached):
+        raise
+    except SourceLost:
+        await asyncio.sleep(_LEAVE_S)
+        raise
 
 
 @asynccontextmanager

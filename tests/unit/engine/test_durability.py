@@ -18,11 +18,11 @@ _QUIET = Stream(received_lsn=_AT_LSN, holds_nothing=True, is_inside_large=False,
 _STANDBY = _QUIET._replace(is_synchronous=True)
 
 
-def _made(*, is_apply_durable: bool = False, until: Until | None = None) -> Durability:
+def _made(*, is_apply_durable: bool = False, until: Until | None = None, receive_timeout_s: float = 60) -> Durability:
     reporting = Reporting(
         advance_interval_s=0.5,
         status_interval_s=10,
-        receive_timeout_s=60,
+        receive_timeout_s=receive_timeout_s,
         is_apply_durable=is_apply_durable,
         until=until or Until(),
     )
@@ -157,3 +157,21 @@ def test_commits_that_are_durable_by_themselves_are_reported_as_that() -> None:
     assert durability.committed(is_synchronous=False)
     assert durability.state.durable_lsn == 200
     assert durability.report_is_due(0.05)
+
+
+def test_at_rest_it_is_written_seldom_and_a_silent_publisher_is_left_in_time() -> None:
+    """Every few seconds, and sooner where the publisher may be silent for less, or asks: it may be shutting down."""
+    durability = _made()
+    resting = _QUIET._replace(rest_s=3.0)
+    durability.advances(0.0)
+    assert durability.rest_s(_QUIET, 0.0) == pytest.approx(0.5)
+    assert durability.rest_s(resting, 0.0) == pytest.approx(3.0)
+    assert not durability.advance_is_due(resting, 2.9)
+    assert durability.advance_is_due(resting, 3.0)
+    # A position that brought nothing, which comes with every commit in other databases of the server.
+    durability.state.watermark.low_lsn = 200
+    assert not durability.advance_is_due(resting, 2.9)
+    durability.keepalive(_asking(200), 1.0, is_synchronous=False)
+    assert durability.advance_is_due(resting, 1.0)
+    impatient = _made(receive_timeout_s=4)
+    assert impatient.rest_s(resting, 0.0) == pytest.approx(1.0)

@@ -110,7 +110,7 @@ class StallCheck:
             TargetLost: the connection ended.
         """
         while True:
-            await asyncio.sleep(self._stalls.check_s)
+            await self._pool.rest.sleep(self._stalls.check_s)
             self._engine.foreign_waits.clear()
             for worker in self._workers:
                 job = worker.job

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from parapply.engine.stalls import FallingBehind, RestartPoints, StreamSeen
 from parapply.errors import StreamLeft
 from parapply.source.catch_up import PASSING
+from parapply.source.waits import stream_ends_first
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sized
@@ -48,6 +49,7 @@ class CatchUpWatch:
         """
         self._batcher = batcher
         self._engine = batcher.pool.flight.state
+        self._rest = batcher.pool.rest
         self._streams = streams
         self._log_running = log_running
         self._apart_bytes = limits.point_bytes
@@ -65,9 +67,10 @@ class CatchUpWatch:
         behind = FallingBehind(behind_bytes=self._behind_bytes, pause_s=self._pause_s, now_s=clock())
         points: RestartPoints | None = RestartPoints(self._apart_bytes)
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await self._rest.sleep(_LOOK_S)
             if points is not None and points.is_due(self._engine.source_lsn, self._batcher.received_lsn):
-                points = points if await self._log_running() else None
+                async with stream_ends_first():
+                    points = points if await self._log_running() else None
             lag_bytes = behind.look(self._seen(), self._engine.source_lsn, clock())
             if lag_bytes is not None:
                 raise StreamLeft(f"The stream is left for ranges of WAL: {lag_bytes} bytes to catch up.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from parapply import failpoints
 from parapply.engine.durability import Stream
 from parapply.errors import SourceLost
+from parapply.runtime.rest import SHOWN_S
 from parapply.target.state import slots as state
 from parapply.vocabulary import Reading
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from parapply.target.state.slots import StatePlace
     from parapply.vocabulary import DaemonState
     from parapply.wire.frames import Keepalive
+
+#: Seconds that the target may take to write the slot's row, which waits for its disk.
+_HELD_UP_S = 1.0
 
 
 class Progress:
@@ -53,6 +57,7 @@ class Progress:
         self._reader = reader
         self._batcher = batcher
         self._durability = durability
+        self._rest = batcher.pool.rest
         self._engine: EngineState = durability.state
         self._clock = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
@@ -63,6 +68,9 @@ class Progress:
         #: Rounds so far, and whether this one waits for the target's answer. Read by the watchdog.
         self.turns = 0
         self.is_asking_target = False
+        self._turned_s = self._clock()
+        #: Until when it waits at rest; 0.0: it does not.
+        self._rests_until_s = 0.0
         #: Arguments of `finish`. They win over the state of the monitor's task, which may still write an older one.
         self._last_word: tuple[DaemonState, str] | None = None
         self._last_commit_time_us: int | None = None
@@ -78,6 +86,7 @@ class Progress:
         durability, clock = self._durability, self._clock
         while self._last_word is None:
             self.turns += 1
+            self._turned_s = clock()
             durability.settle(self._seen())
             if durability.advance_is_due(self._seen(), clock()):
                 await self.advance()
@@ -96,7 +105,19 @@ class Progress:
 
     def _seen(self) -> Stream:
         batcher = self._batcher
-        return Stream(batcher.received_lsn, batcher.holds_nothing, batcher.is_inside_large, self._stream.is_synchronous)
+        rest_s = SHOWN_S if self._rest.is_on else 0.0
+        is_synchronous = self._stream.is_synchronous
+        return Stream(batcher.received_lsn, batcher.holds_nothing, batcher.is_inside_large, is_synchronous, rest_s)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Return whether it has nothing to do yet."""
+        return self._clock() < self._rests_until_s
+
+    @property
+    def is_held_up(self) -> bool:
+        """Return whether the target has owed an answer for longer than a write takes."""
+        return self.is_asking_target and self._clock() - self._turned_s >= _HELD_UP_S
 
     async def report_at_once(self) -> None:
         """Report the received and the visible position as soon as they change, while commits wait for them.
@@ -128,7 +149,9 @@ class Progress:
         Raises:
             SourceLost: the publisher shuts down and waits for us.
         """
-        if self._durability.keepalive(keepalive, self._clock(), is_synchronous=self._stream.is_synchronous):
+        is_due = self._durability.keepalive(keepalive, self._clock(), is_synchronous=self._stream.is_synchronous)
+        # At rest one comes with every commit in other databases of the server, and the next look takes the last.
+        if is_due and (keepalive.reply_requested or not self.is_at_rest):
             self._wake.set()
 
     def ends_at(self, received_lsn: int) -> None:
@@ -140,6 +163,8 @@ class Progress:
         """Note that everything received is in the batcher's hands."""
         if self._stream.is_synchronous and self._batcher.received_lsn > self._reported_received_lsn:
             self._news.set()
+        if self.is_at_rest and not self._rest.is_on:
+            self._wake.set()
 
     def committed(self, job: Job) -> None:
         """Record a commit that the target has acknowledged."""
@@ -224,12 +249,15 @@ class Progress:
 
     async def _sleep(self) -> None:
         """Wait for an event or the next thing due."""
-        rest_s = self._durability.rest_s(self._seen(), self._clock())
+        seen = self._seen()
+        rest_s = self._durability.rest_s(seen, self._clock())
         if not rest_s:
             return
+        self._rests_until_s = self._clock() + rest_s if seen.rest_s else 0.0
         try:
             async with asyncio.timeout(rest_s):
                 await self._wake.wait()
         except TimeoutError:
             pass
         self._wake.clear()
+        self._rests_until_s = 0.0

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from parapply.errors import ParapplyError, SourceLost, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
+from parapply.runtime.rest import LONG_S
+from parapply.source.waits import stream_ends_first
 from parapply.target.session import settings
 from parapply.target.state import copies, requests
+from parapply.tasks import end_tasks
 
 if TYPE_CHECKING:
     from parapply.config import TargetConfig
@@ -66,6 +69,7 @@ class Requests:
         self._batcher = admission.batcher
         self._admission = admission
         self._engine = admission.batcher.pool.flight.state
+        self._rest = admission.batcher.pool.rest
         self._progress = progress
         self._copied = admission.copied
         self._awaits_two_phase, self._whole_until_lsn, self._delay_s = awaited
@@ -77,7 +81,7 @@ class Requests:
         #: Changes of the copied tables that were noticed here.
         self._n_changes = self._copied.n_changes
         #: True if the state had open requests at the last look.
-        self._are_open = False
+        self.are_open = False
         #: Sessions that keep a snapshot until it is taken.
         self._exports: dict[int, Connection] = {}
         #: Set by the epoch when a batch has committed or a worker is idle.
@@ -100,7 +104,8 @@ class Requests:
             while True:
                 await self._look(is_called=is_called)
                 await self._tell_copier()
-                await self._copied.look(gap_lsn=self._batcher.reader.stream.take_gap())
+                async with stream_ends_first():
+                    await self._copied.look(gap_lsn=self._batcher.reader.stream.take_gap())
                 self._begin_two_phase()
                 self._stream_again()
                 is_called = await self._wait_for_call(_POLL_S / 10 if self._has_news() else _LOOK_S)
@@ -108,6 +113,11 @@ class Requests:
             self._admission.let_pass()
             for session in (*self._exports.values(), *([self._listener] if self._listener else [])):
                 await session.close()
+
+    @property
+    def hears_calls(self) -> bool:
+        """Return whether a command that calls is heard."""
+        return self._listener is not None
 
     async def _connect(self, what: str) -> Connection:
         return await settings.connect_control(
@@ -130,7 +140,17 @@ class Requests:
         if self._listener is None:
             await asyncio.sleep(min(timeout_s, _POLL_S))
             return True
-        return await requests.wait_for_call(self._listener, timeout_s)
+        if timeout_s < _LOOK_S or not self._rest.is_on:
+            return await requests.wait_for_call(self._listener, timeout_s)
+        is_over = asyncio.Event()
+        call = asyncio.create_task(requests.wait_for_call(self._listener, LONG_S), name="call")
+        call.add_done_callback(lambda _: is_over.set())
+        try:
+            await self._rest.sleep(timeout_s, until=is_over)
+            return call.done() and call.result()
+        finally:
+            # A call that comes in the same moment is heard the next time.
+            await end_tasks([call])
 
     async def _refuse_old(self) -> None:
         """Refuse requests that an earlier connection of the daemon has left half done."""
@@ -141,8 +161,10 @@ class Requests:
                 await self._refuse(request, "the daemon has connected again since")
 
     async def _look(self, *, is_called: bool) -> None:
-        await self._copied.read(is_called=is_called)
-        if not (is_called or self._are_open):
+        if is_called:
+            self._rest.end()
+        await self._copied.read(is_called=is_called, may_wait=self._rest.is_on)
+        if not (is_called or self.are_open):
             return
         async with self._control_pool.session() as conn:
             asked = await requests.open_requests(conn, self._config.state_schema, self._slot_id)
@@ -150,7 +172,7 @@ class Requests:
             if not any(request.request_id == request_id and request.state == "ready" for request in asked):
                 await self._exports.pop(request_id).close()
         # A command that is gone does not call, and a call is not heard while another command is served.
-        self._are_open = bool(asked)
+        self.are_open = bool(asked)
         for request in asked:
             if request.state == "asked":
                 await self._serve(request)
@@ -200,7 +222,8 @@ class Requests:
             )
             return
         # A table that is published and not applied may not have come in the stream yet.
-        await self._copied.look(is_due=True)
+        async with stream_ends_first():
+            await self._copied.look(is_due=True)
         try:
             session = await self._connect("snapshot")
         except (TargetLost, TargetRefused) as error:

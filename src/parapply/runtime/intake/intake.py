@@ -93,6 +93,8 @@ class Intake:
         try:
             while True:
                 transactions = await reader.read()
+                if transactions or reader.is_inside_transaction or reader.stream.has_gap:
+                    self._pool.rest.end()
                 batcher.is_taking = True
                 await self._take_due(transactions)
                 # A change may be a gigabyte, and the next read may come late.

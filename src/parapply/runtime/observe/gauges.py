@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 #: Seconds after which the last facts about the publisher are too old to be current.
 _FRESH_S = 5.0
-#: The same of its slot: three of the monitor's questions.
+#: The same of its slot, without rest and at rest: three of the monitor's questions, and one and a half.
 _SLOT_FRESH_S = 30.0
+_SLOT_REST_S = 45.0
 
 
 class Parts(NamedTuple):
@@ -68,11 +69,12 @@ class Lag(NamedTuple):
     looked_s: float  # by the event loop's clock
     source_lsn: int
     low_lsn: int
+    look_s: float  # as of `EngineState`
 
     def seconds(self, now_s: float) -> float:
         """Extrapolate to `now_s`: without a recent poll, assume that changes have been waiting since the last one."""
         age_s = now_s - self.looked_s
-        return self.lag_s + (age_s if age_s > _FRESH_S else 0.0)
+        return self.lag_s + (age_s if age_s > _FRESH_S + self.look_s else 0.0)
 
 
 class Gauges:
@@ -100,7 +102,7 @@ class Gauges:
             shown = self.parts.engine
             if shown.lag_s is not None and shown.source_lsn is not None:
                 low_lsn = self.parts.engine.watermark.low_lsn
-                self._lag = Lag(shown.lag_s, shown.looked_s, shown.source_lsn, low_lsn)
+                self._lag = Lag(shown.lag_s, shown.looked_s, shown.source_lsn, low_lsn, shown.look_s)
         return self._lag
 
     def detach(self) -> None:
@@ -134,7 +136,8 @@ class Gauges:
         if self.parts is not None:
             values |= _present(self.parts, self._clock())
             values[table.SESSION_BLOCKED]["target",] = self.parts.engine.session_blocked_s
-            values |= _slot(self.parts.monitor, self._clock())
+            is_at_rest = self.parts.engine.look_s > 0
+            values |= _slot(self.parts.monitor, self._clock(), _SLOT_REST_S if is_at_rest else _SLOT_FRESH_S)
             values |= migration_values(self.parts.monitor.moves.migration)
             values |= cutover_values(self.parts.monitor.moves.cutover)
             values[table.LSN] |= _positions(self.parts)
@@ -157,9 +160,9 @@ def _present(parts: Parts, now_s: float) -> Values:
     }
 
 
-def _slot(monitor: Monitor, now_s: float) -> Values:
+def _slot(monitor: Monitor, now_s: float, fresh_s: float) -> Values:
     seen = monitor.slot
-    if seen is None or now_s - seen.looked_s > _SLOT_FRESH_S:
+    if seen is None or now_s - seen.looked_s > fresh_s:
         return {}
     facts = seen.facts
     retained_bytes = facts.retained_bytes(seen.source_lsn)

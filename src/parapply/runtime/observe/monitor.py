@@ -14,8 +14,10 @@ from parapply.engine.stalls import AT_WORK
 from parapply.errors import SourceLost, SourceRefused, WalLimitReached
 from parapply.logs import get_logger
 from parapply.runtime.observe.meter import take_counts
+from parapply.runtime.rest import ASKED_S, LONG_S
 from parapply.source import slot
 from parapply.source.standby import is_named
+from parapply.source.waits import stream_ends_first
 from parapply.target.state import display
 from parapply.target.state import slots as state
 from parapply.target.state.moves import Moves, read_moves
@@ -45,10 +47,6 @@ _SLOT_S = 10.0
 _TIMELINE_S = 30.0
 #: The same for a migration or a cut-over; mostly none is in progress.
 _MOVES_S = 3.0
-#: Seconds the stream may continue after the publisher ended our plain session: a fast stop ends plain sessions first
-#: and then waits for the stream, which the publisher should end once all is confirmed (trap T-9). If it is still open
-#: then, we hold it up, and nothing is lost by leaving (F9).
-_LEAVE_S = 3.0
 #: Seconds without a check after which the last facts are not current.
 _SILENT_S = 5.0
 
@@ -105,6 +103,9 @@ class Monitor:
         self._flight = kit.pool.flight
         self._batcher = batcher
         self._engine = kit.pool.flight.state
+        self._rest = kit.pool.rest
+        #: When requests were read that a call announces.
+        self._asked_requests_s = 0.0
         self._worker_tasks = worker_tasks
         self._workers = worker_tasks.workers
         #: Row shown of each worker, by its number.
@@ -144,7 +145,7 @@ class Monitor:
     @property
     def limits(self) -> dict[str, Any] | None:
         """Return the limit, as `status` shows it; None if nothing is known of the present."""
-        is_present = self.now_s - self._engine.looked_s < _SILENT_S
+        is_present = self.now_s - self._engine.looked_s < _SILENT_S + self._engine.look_s
         return self._intervals.limiting.latest if is_present else None
 
     @property
@@ -162,17 +163,12 @@ class Monitor:
         """
         await asyncio.sleep(_FIRST_LOOK_S)
         while True:
-            try:
+            async with stream_ends_first():
                 self._engine.unanswered_since_s = self._clock()
                 position = await self._ask_position()
                 self._engine.unanswered_since_s = None
                 self._look_for_waiting(position.standby_names)
                 await self._look_at_slot(position.flush_lsn)
-            except WalLimitReached:
-                raise
-            except SourceLost:
-                await asyncio.sleep(_LEAVE_S)
-                raise
             self._engine.source_lsn, self._engine.source_insert_lsn = position.flush_lsn, position.insert_lsn
             self._engine.source_clock_us, self._engine.passed_us = position.clock_us, position.passed_us
             self._engine.lag_s = self._lag_s(position.flush_lsn, position.clock_us)
@@ -182,10 +178,14 @@ class Monitor:
             note = "; ".join([text for text in (self._wal_note, note) if text])
             self._engine.shown = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, note)
             await self._look_at_timeline(position.timeline)
-            await self.show()
+            self._rest.look()
+            if not self._rest.is_on or self._clock() - self._asked_requests_s >= LONG_S:
+                await self._look_for_requests()
+            await self._show()
             await self._look_at_moves()
             await self._intervals.take()
-            await asyncio.sleep(_INTERVAL_S)
+            self._engine.look_s = ASKED_S if self._rest.is_on else 0.0
+            await self._rest.sleep(_INTERVAL_S, ASKED_S)
 
     def _look_for_waiting(self, standby_names: str) -> None:
         is_synchronous = is_named(standby_names, self._stream.standby_name)
@@ -210,7 +210,7 @@ class Monitor:
 
     async def _look_at_slot(self, flush_lsn: int) -> None:
         now_s = self._clock()
-        if now_s - self._asked_slot_s < _SLOT_S:
+        if now_s - self._asked_slot_s < (LONG_S if self._rest.is_on else _SLOT_S):
             return
         self._asked_slot_s = now_s
         facts = await slot.read_slot(self._source, self._slot_name)
@@ -244,7 +244,8 @@ class Monitor:
 
     async def _look_at_moves(self) -> None:
         now_s = self._clock()
-        if now_s - self._asked_moves_s < _MOVES_S and not self.moves.are_under_way:
+        interval_s = LONG_S if self._rest.is_on else _MOVES_S
+        if now_s - self._asked_moves_s < interval_s and not self.moves.are_under_way:
             return
         self._asked_moves_s = now_s
         async with self._control_pool.session() as conn:
@@ -265,23 +266,23 @@ class Monitor:
         return lag_s
 
     async def show_last(self) -> None:
-        """Write the same as `show` for the last time: an epoch that has ended has no workers.
+        """Write the same as before for the last time: an epoch that has ended has no workers.
 
         Raises:
             TargetLost, TargetRefused: it could not be written.
         """
-        await self.show()
+        await self._look_for_requests()
+        await self._show()
         await self._intervals.take()
         async with self._control_pool.session() as conn:
             await display.forget_workers(conn, self._schema, self._slot_id)
 
-    async def show(self) -> None:
-        """Write the workers' states and how the tables are applied.
-
-        Raises:
-            TargetLost, TargetRefused: it could not be written.
-        """
+    async def _look_for_requests(self) -> None:
+        self._asked_requests_s = self._clock()
         await self._conflict_handler.look(self._flight.state.watermark.low_lsn, self._is_committing)
+
+    async def _show(self) -> None:
+        """Write the workers' states and how the tables are applied."""
         rows = self.worker_rows()
         changed = [self._dated(*row) for number, row in rows.items() if self._shown_workers.get(number) != row]
         have_left = not self._shown_workers.keys() <= rows.keys()

@@ -27,6 +27,11 @@ class Notifier:
         self.watchdog_s = int(watchdog_us) / 1e6 if watchdog_us.isdecimal() and is_ours else 0.0
         self._status = ""
 
+    @property
+    def is_heard(self) -> bool:
+        """Return whether systemd listens."""
+        return bool(self._address)
+
     def ready(self, status: str) -> None:
         """Say that changes are being applied."""
         self._status = status

@@ -56,8 +56,9 @@ class Watchdog:
 def signs_of(parts: Parts) -> list[Heartbeat]:
     """Return the signs of an epoch's parts."""
     progress = parts.progress
+    waits_for = "the target" if progress.is_asking_target else "work" if progress.is_at_rest else ""
     return [
-        Heartbeat("progress", progress.turns, "the target" if progress.is_asking_target else ""),
+        Heartbeat("progress", progress.turns, waits_for),
         _intake(parts.batcher, parts.engine),
         _pool(parts.engine, parts.workers, has_trouble=bool(parts.worker_tasks.kit.conflict_handler.troubles)),
     ]

@@ -9,6 +9,7 @@ from parapply import failpoints
 from parapply.engine.flight import Flight, Given, LetGo, News
 from parapply.engine.turns import CommitTurn
 from parapply.runtime.pool.streams import buffer_of
+from parapply.runtime.rest import Rest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +42,8 @@ class WorkerPool:
         self._n_questions = 0
         self._turns: dict[int, asyncio.Future[CommitTurn]] = {}
         self._listener: PoolListener | None = None
+        #: Of the whole epoch.
+        self.rest = Rest()
 
     def listen(self, listener: PoolListener) -> None:
         """Notify a listener of the pool's events from now on."""

@@ -17,6 +17,7 @@ from parapply import continuity, sharing
 from parapply.errors import TargetRefused
 from parapply.logs import get_logger
 from parapply.plan.copy_starts import NEVER, CopyStarts
+from parapply.runtime.rest import LONG_S
 from parapply.source import late_tables, publishing
 from parapply.source.slot import state_schemas
 from parapply.target.session import settings
@@ -132,17 +133,19 @@ class Copied:
         self._log = get_logger()
         self._update(known.starts(state.low_lsn))
 
-    async def read(self, *, is_called: bool = True) -> None:
+    async def read(self, *, is_called: bool = True, may_wait: bool = False) -> None:
         """Read the state again, and log the tables that wait: at once, and once a day.
 
         Args:
             is_called: a command has called; else, with thousands of tables, less often than this is called.
+            may_wait: at rest only commands change what is read, and they call.
 
         Raises:
             TargetRefused, TargetLost: it could not be read.
         """
         began_s = self._clock()
-        if not is_called and not self._is_under_way and began_s < self._next_read_s:
+        due_s = self._next_read_s + (LONG_S if may_wait else 0.0)
+        if not is_called and not self.is_under_way and began_s < due_s:
             return
         async with self._lock:
             await self._read()
@@ -279,7 +282,8 @@ class Copied:
 
     def _know(self, known: Copies) -> None:
         self.known = known
-        self._is_under_way = known.is_under_way
+        #: A copy is running or was interrupted.
+        self.is_under_way = known.is_under_way
         waiting = [row for row in known.tables if row.state == CopyState.WAITING]
         self._waiting = {row.name: row.reason for row in waiting if not row.is_schema_only}
         self._schema_only = frozenset([row.name for row in waiting if row.is_schema_only])
@@ -488,7 +492,7 @@ class Copied:
 
     async def _read(self) -> None:
         async with self._control_pool.session() as conn:
-            if not self._is_under_way:
+            if not self.is_under_way:
                 stamp = await copies.load_stamp(conn, self._schema, self._slot_id)
                 if stamp == self.known.stamp:
                     return

@@ -7,7 +7,6 @@ may fail and is repeated. A trigger or a rule that acts on a batch's tables is f
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from parapply.logs import get_logger
@@ -16,6 +15,7 @@ from parapply.target.session import settings
 
 if TYPE_CHECKING:
     from parapply.model import Relation
+    from parapply.runtime.rest import Rest
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.tables.plans import TablePlans
 
@@ -47,9 +47,10 @@ def pause_s(catalogue_check_s: float, took_s: float, *, is_quiet: bool = False) 
 class CatalogueWatch:
     """All fields are written and read here only."""
 
-    def __init__(self, tables: TablePlans, control_pool: ControlPool, catalogue_check_s: float) -> None:
+    def __init__(self, tables: TablePlans, control_pool: ControlPool, catalogue_check_s: float, rest: Rest) -> None:
         """Start with nothing checked."""
         self._tables = tables
+        self._rest = rest
         self._control_pool = control_pool
         self._catalogue_check_s = catalogue_check_s
         self._log = get_logger()
@@ -70,9 +71,7 @@ class CatalogueWatch:
         took_s = 0.0
         while True:
             await asyncio.sleep(max(took_s, min(_PAUSE_S, self._catalogue_check_s)))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._catalogue_check_s):
-                    await self._tables.is_in_doubt.wait()
+            await self._rest.sleep(self._catalogue_check_s, until=self._tables.is_in_doubt)
             is_in_doubt = self._tables.is_in_doubt.is_set()
             self._tables.is_in_doubt.clear()
             began_s = self._clock()

@@ -16,6 +16,7 @@ from parapply.errors import TargetRefused
 from parapply.model import parse_lsn
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.copies import notify
 from parapply.target.state.schema import in_schema, lsn_text, state_rows
 from parapply.vocabulary import CutoverStep
 
@@ -148,6 +149,7 @@ async def begin(conn: Connection, schema: str, slot_id: int, cutover: Cutover) -
             # With the row, and before the slot of the way back exists: who sees the slot can read its step.
             for right in _READ_BY_ALL:
                 await conn.execute(in_schema(f"GRANT {right} TO PUBLIC", schema))
+            await notify(conn, slot_id)
 
 
 async def enter(  # noqa: PLR0913  what a step leaves
@@ -181,6 +183,7 @@ async def enter(  # noqa: PLR0913  what a step leaves
             found = await rows(conn, query, [slot_id, step, lsn_text(fence_lsn), lsn_text(takeover_lsn)])
             if step is CutoverStep.DONE:
                 await _close(conn, schema)
+            await notify(conn, slot_id)
     if not found:
         raise TargetRefused(
             "the cut-over is no longer noted on the target: it was undone, or the slot dropped",
@@ -223,6 +226,7 @@ async def forget(conn: Connection, schema: str, slot_id: int) -> None:
         async with conn.transaction():
             await rows(conn, in_schema("DELETE FROM {s}.cutovers WHERE slot_id = $1::int", schema), [slot_id])
             await _close(conn, schema)
+            await notify(conn, slot_id)
 
 
 async def _close(conn: Connection, schema: str) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from psycopg import sql
 
 from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.copies import notify
 from parapply.target.state.schema import has_schema, in_schema, state_rows
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ async def begin(conn: Connection, migration: Migration, step: str, options: str 
         " options = CASE EXCLUDED.options WHEN '' THEN migrations.options ELSE EXCLUDED.options END"
     )
     await state_rows(conn, migration.schema, "noting a step of the migration", query, [*migration.key, step, options])
+    await _call(conn, migration)
 
 
 async def keep(conn: Connection, migration: Migration, step: str, options: str) -> None:
@@ -132,6 +134,14 @@ async def end(conn: Connection, migration: Migration, step: str, detail: str, *,
     )
     values = [*migration.key, step, "done" if is_done else "failed", detail]
     await state_rows(conn, migration.schema, "noting a step of the migration", query, values)
+    await _call(conn, migration)
+
+
+async def _call(conn: Connection, migration: Migration) -> None:
+    """Call the daemon of the slot, if there is a slot already."""
+    query = "SELECT slot_id FROM {s}.slots WHERE slot_name = $1 AND system_identifier = $2"
+    for (slot_id,) in await state_rows(conn, migration.schema, "calling the daemon", query, migration.key):
+        await notify(conn, slot_id)
 
 
 async def items(conn: Connection, migration: Migration) -> frozenset[str]:

@@ -10,6 +10,7 @@ import pytest
 
 from parapply.errors import SourceLost
 from parapply.runtime.control.catch_up_watch import CatchUpWatch
+from parapply.runtime.rest import Rest
 from parapply.source.catch_up import CAUGHT_UP, IN_PROGRESS, IN_PROGRESS_WHOLE, RangeLimits
 from parapply.vocabulary import Reading
 
@@ -40,6 +41,7 @@ async def _looks(
         "source_lsn": 5000 + _LAG_BYTES, "received_lsn": 5000, **changed,
     }  # fmt: skip
     one: Any = SimpleNamespace(**values)
+    one.rest = Rest()
     one.reader = one.stream = one.pool = one.flight = one.state = one
     watch = CatchUpWatch(one, one.streams, log_running, limits=_LIMITS, behind_bytes=_LAG_BYTES, pause_s=pause_s)
     left = n_checks

@@ -16,6 +16,7 @@ from parapply.errors import SourceLost
 from parapply.model import Until
 from parapply.plan.batch import Batch
 from parapply.runtime.control.progress import Progress
+from parapply.runtime.rest import Rest
 from parapply.target.state.slots import StatePlace
 from parapply.tasks import end_tasks
 from parapply.vocabulary import DaemonState, Reading
@@ -59,7 +60,8 @@ class _Lab:
         self.stream = _Stream()
         loop = asyncio.get_running_loop()
         self.reader: Any = SimpleNamespace(is_paused=False, heard_s=loop.time(), stream=self.stream)
-        self.batcher: Any = SimpleNamespace(received_lsn=_AT_LSN, holds_nothing=True, is_inside_large=False)
+        pool = SimpleNamespace(rest=Rest())
+        self.batcher: Any = SimpleNamespace(received_lsn=_AT_LSN, holds_nothing=True, is_inside_large=False, pool=pool)
         self.engine = EngineState(_AT_LSN, loop.time())
         self.engine.source_lsn = _SOURCE_LSN
         reporting = Reporting(

@@ -1,0 +1,77 @@
+"""Rest: when looks are far apart, and that its end has all of them done at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from parapply.runtime import rest as module
+from parapply.runtime.rest import Rest
+from parapply.tasks import end_tasks
+
+_NEVER_S = 1e6
+
+
+@pytest.fixture(autouse=True)
+def _is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUIET_S", 0.0)
+
+
+def _resting() -> Rest:
+    rest = Rest()
+    rest.allow(lambda: True)
+    return rest
+
+
+async def test_rest_needs_quiet_and_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before it is allowed, nor while anything is open, nor soon after something came."""
+    rest = Rest()
+    assert not rest.is_on
+    rest.allow(lambda: True)
+    assert rest.is_on
+    rest.allow(lambda: False)
+    assert not rest.is_on
+    monkeypatch.setattr(module, "QUIET_S", _NEVER_S)
+    rest.allow(lambda: True)
+    assert not rest.is_on
+
+
+async def test_the_end_wakes_every_task() -> None:
+    """One that waits for an event of its own as well; a wait that began without rest goes on."""
+    rest = _resting()
+    news = asyncio.Event()
+    asleep = [asyncio.create_task(one) for one in (rest.sleep(0.0), rest.sleep(0.0, _NEVER_S, until=news))]
+    rest.allow(lambda: False)
+    usual = asyncio.create_task(rest.sleep(_NEVER_S))
+    await asyncio.sleep(0)
+    rest.allow(lambda: True)
+    resting = asyncio.create_task(rest.sleep(0.0, _NEVER_S))
+    await asyncio.sleep(0)
+    rest.end()
+    await asyncio.wait_for(asyncio.gather(*asleep, resting), 5)
+    assert not usual.done()
+    await end_tasks([usual])
+
+
+async def test_an_event_of_its_own_wakes_a_task_at_rest() -> None:
+    """Such as the loss of a worker's session."""
+    rest = _resting()
+    news = asyncio.Event()
+    asleep = asyncio.create_task(rest.sleep(0.0, _NEVER_S, until=news))
+    await asyncio.sleep(0)
+    news.set()
+    await asyncio.wait_for(asleep, 5)
+
+
+async def test_a_look_ends_the_rest_when_something_is_open() -> None:
+    """Such as a publisher that is ahead, of which neither the stream nor a call says anything."""
+    rest = _resting()
+    asleep = asyncio.create_task(rest.sleep(0.0, _NEVER_S))
+    await asyncio.sleep(0)
+    rest.look()
+    await asyncio.sleep(0)
+    assert not asleep.done()
+    rest.allow(lambda: False)
+    rest.look()
+    await asyncio.wait_for(asleep, 5)
