@@ -45,8 +45,8 @@ _LONGER_EACH: Final = 0.10
 _OTHER_EACH: Final = 0.10
 #: Part by which a prediction is longer at most than the source needs where the source is what limits.
 _FED: Final = 0.05
-#: Power of a batch's changes by which its hot rows become more: the least, and the usual one, for batches
-#: that are alike: the logarithms of whose changes differ less than the last of these.
+#: Power of a batch's changes by which its hot rows become more: the least, and the usual one, for a log of batches that
+#: are alike, because the logarithms of their changes differ less than the last of these.
 _LEAST_POWER, _USUAL_POWER, _ALIKE_SIZES = 0.3, 0.7, 0.2
 #: Least variation of the source from one time to another.
 _LEAST_SOURCE_ERROR: Final = 0.01
