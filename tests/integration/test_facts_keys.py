@@ -160,6 +160,59 @@ def test_foreign_keys(worker: Worker) -> None:
 
 
 @pytest.mark.pg_majors(15, 18)
+def test_references(worker: Worker) -> None:
+    """Keys that one query can check are named where nothing else acts on an insert, under the role origin (T-25)."""
+    worker.run_text(
+        "CREATE TABLE up(id int8 PRIMARY KEY, code text UNIQUE, day date UNIQUE);"
+        "CREATE TABLE t(id int PRIMARY KEY, up int8 REFERENCES up, code text REFERENCES up(code),"
+        " day date REFERENCES up(day), self int REFERENCES t)"
+    )
+
+    def references(table: str, role: str = "origin") -> list[tuple[str, str, str, str]] | None:
+        found = worker.facts(table, role=role).references
+        return (
+            None
+            if found is None
+            else sorted([(one.column, one.parent_name, one.parent_column, one.type_sql) for one in found])
+        )
+
+    known = references("t")
+    assert known == [
+        ("code", "up", "code", "text"),
+        ("day", "up", "day", "date"),
+        ("self", "t", "id", "integer"),
+        ("up", "up", "id", "bigint"),
+    ]
+    assert worker.facts("up", role="origin").references == ()
+    assert references("t", role="replica") is None
+    worker.run_text("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'")
+    not_later = "ALTER TABLE t ALTER CONSTRAINT t_up_fkey NOT DEFERRABLE"
+    for change, back in {
+        "CREATE TRIGGER own BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()": "DROP TRIGGER own ON t",
+        """CREATE TRIGGER own BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION f();
+        ALTER TABLE t ENABLE REPLICA TRIGGER own""": "DROP TRIGGER own ON t",
+        """CREATE RULE own AS ON INSERT TO t DO ALSO NOTHING;
+        ALTER TABLE t ENABLE REPLICA RULE own""": "DROP RULE own ON t",
+        "ALTER TABLE t ADD CONSTRAINT own UNIQUE (up) DEFERRABLE": "ALTER TABLE t DROP CONSTRAINT own",
+        "ALTER TABLE t ALTER CONSTRAINT t_up_fkey DEFERRABLE": not_later,
+        "ALTER TABLE t ALTER self TYPE int8": "ALTER TABLE t ALTER self TYPE int4",
+        """CREATE TABLE tree(LIKE t INCLUDING ALL) PARTITION BY LIST (id);
+        ALTER TABLE tree ATTACH PARTITION t FOR VALUES IN (1)""": "ALTER TABLE tree DETACH PARTITION t",
+    }.items():
+        worker.run_text(change)
+        assert references("t") is None, change
+        worker.run_text(back)
+        assert references("t") == known, change
+    worker.run_text("CREATE TABLE at(at timestamp UNIQUE); CREATE TABLE v(at timestamp(1) REFERENCES at(at))")
+    assert references("v") == [("at", "at", "at", "timestamp(1) without time zone")]
+    # Versions are of all that a query relies on.
+    before = {one.column: one.version for one in worker.facts("t", role="origin").references or ()}
+    worker.run_text("ALTER TABLE up RENAME code TO word; ALTER TABLE t RENAME day TO date")
+    after = {one.column: one.version for one in worker.facts("t", role="origin").references or ()}
+    assert {name for name in before if after.get(name) != before[name]} == {"code", "day"}
+
+
+@pytest.mark.pg_majors(15, 18)
 def test_enforced_by_role(worker: Worker) -> None:
     """A foreign key is enforced if a trigger of it fires under the session's role, on either table (trap T-25)."""
     worker.run_text(

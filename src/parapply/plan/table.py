@@ -175,6 +175,18 @@ class RowTrigger(msgspec.Struct, frozen=True, kw_only=True):
     is_function_of_new: bool  # on inserts and updates alike, `reads` of the new row decide about all of `writes`
 
 
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """A foreign key of one column that one query can check for a set of new rows; see `target/sql/references.py`."""
+
+    column: str  # of the child
+    type_sql: str  # of `column`, with its length or precision: a cast to it makes of a value what is stored
+    parent_oid: int
+    parent_schema: str
+    parent_name: str
+    parent_column: str
+    version: str  # of the key, its trigger and both columns
+
+
 class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One target table as the catalogue describes it now."""
 
@@ -195,6 +207,8 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     indexed_columns: tuple[str, ...] = ()
     foreign: ForeignCode | None = None  # None: every owner may become the role that applies
     row_triggers: tuple[RowTrigger, ...] = ()  # not among `triggers`
+    #: Under the role `origin`: all that an insert of a row runs. None: it runs something else as well.
+    references: tuple[Reference, ...] | None = None
 
 
 class TablePlan(msgspec.Struct, frozen=True, kw_only=True):

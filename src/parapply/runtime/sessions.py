@@ -83,6 +83,7 @@ class Sessions(msgspec.Struct, frozen=True):
     tracks_commits: bool  # the target knows when rows were written, and by which origin
     published: frozenset[str]  # of insert, update, delete, truncate
     taken: sharing.Taken  # tables in which rows of other slots have constants
+    may_change_role: bool  # session_replication_role is origin, and sessions may also take replica
 
 
 class Connector:
@@ -153,6 +154,7 @@ class Connector:
             server = await settings.target_settings(control)
             self._check_tracking(tracks_commits=server.tracks_commits)
             await self._check_ddl_role(control)
+            may_change_role = await self._may_change_role(control)
             connecting = begin(self._connect_stream(stack, source, first_look))
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
@@ -192,7 +194,7 @@ class Connector:
             streaming=streaming, whole_until_lsn=self._whole_until_lsn, large_ends=self._large_ends,
             prepared=pending, copies=known, most_tables=max(1, server.lock_places // self._locked_part),
             awaits_two_phase=self._config.source.two_phase and not two_phase, tracks_commits=server.tracks_commits,
-            published=published, taken=taken,
+            published=published, taken=taken, may_change_role=may_change_role,
         )  # fmt: skip
 
     async def _tell_without_table(self, source: slot.Connection) -> None:
@@ -242,6 +244,17 @@ class Connector:
             with settings.target_errors(f"ddl.role = {ddl.role!r}"):
                 async with control.transaction():
                     await control.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(ddl.role)))
+
+    async def _may_change_role(self, control: settings.Connection) -> bool:
+        """Return whether foreign keys are enforced, and could be left to a query of ours.
+
+        Raises:
+            TargetLost: the connection broke.
+        """
+        if self._config.target.session_replication_role != "origin":
+            return False
+        with settings.target_errors("asking for session_replication_role"):
+            return await settings.may_take_role(control, "replica")
 
     def _check_origins(self, sessions: Sequence[WorkerSession]) -> None:
         """Refuse settings that need origins if the workers have none; log the other features that will not work.

@@ -55,7 +55,7 @@ _REFUSED_HINT: Final = (
     "message), or skip the transaction with `parapply skip --lsn {lsn}`, which keeps its changes for `parapply "
     "conflicts show`"
 )
-_PRIVILEGE: Final = "42501"
+NO_PRIVILEGE: Final = "42501"
 _PRIVILEGE_HINT: Final = (
     "grant the target's role what it lacks (config/roles/subscriber.sql): on the table, or on what its defaults and "
     "triggers use; the server's log names it"
@@ -143,7 +143,7 @@ def apply_failed(  # noqa: PLR0913  what the line is made of
         noun = "constraint" if len(violated) == 1 else "constraints"
         reason += f", {noun} {', '.join(violated)}" if violated[0] else ""
         reason += _of_another_table(failure, command)
-        hint = _PRIVILEGE_HINT if failure.sqlstate == _PRIVILEGE else hint
+        hint = _PRIVILEGE_HINT if failure.sqlstate == NO_PRIVILEGE else hint
     elif kind == "update_missing" and command and (names := _always_identity(command)):
         # The statement looks for the row with the column's new value in it, so its count is the same in both cases.
         column = "column" if len(names) == 1 else "one of the columns"

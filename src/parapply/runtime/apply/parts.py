@@ -115,8 +115,10 @@ class PartApply:
         assert job.resume is not None, "it has just begun"
         if not (was_at_head and is_same):
             job.resume.overtook = suspects
-        # Where the tables have changed, the same statements are of no use either.
+        # Where the tables or the rights have changed, the same statements are of no use either.
         is_stale = classify(failure) is FailureClass.STALE or found_code(failure, sets.all)
+        if sets.may_not_change_role(failure):
+            self._kit.builder.may_change_role, is_stale = False, True
         return await self._apply(job, sets if is_same and not is_stale else None)
 
     def _begin(self, job: SetJob, why: str, *, has_failed: bool) -> None:

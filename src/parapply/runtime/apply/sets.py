@@ -7,13 +7,14 @@ second. So a thread makes them where the copies would take long enough for the p
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from parapply import failpoints
 from parapply.engine.turns import ONE_FLIGHT
 from parapply.errors import ProtocolError, TargetRefused
-from parapply.runtime.apply.failure import FailureClass, classify
+from parapply.runtime.apply.failure import NO_PRIVILEGE, FailureClass, classify
 from parapply.target.sql.commands import SET_BYTES, CommandBuilder, code_check
+from parapply.target.sql.references import by_references
 from parapply.vocabulary import RetryReason
 
 if TYPE_CHECKING:
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
     from parapply.errors import StatementFailed
     from parapply.model import Relation
     from parapply.plan.batch import Batch
-    from parapply.target.sql.commands import Command
+    from parapply.target.sql.commands import Command, Operation
+
+
+#: SQLSTATE of a trigger that finds no parent.
+_FOREIGN_KEY: Final = "23503"
 
 
 class Ahead:
@@ -49,7 +54,7 @@ class Ahead:
             commands = builder.of_steps(batch.steps, batch.size_bytes)
         except (ProtocolError, TargetRefused):
             return  # the worker that takes the job gets this error again
-        self._batch, self._commands = batch, commands + code_check(commands, role)
+        self._batch, self._commands = batch, _checked(commands, builder, role)
         self._has_prepared = builder.has_prepared()
 
     def take(self, batch: Batch, builder: CommandBuilder) -> list[Command] | None:
@@ -118,7 +123,17 @@ class SetCommands:
         """Return for people why the batch is repeated: SQLSTATE or a `RetryReason`."""
         if found_code(failure, self.all):
             return RetryReason.CODE
+        if not failure.sqlstate and self._operation(failure) == "reference":
+            return _FOREIGN_KEY
         return failure.sqlstate or RetryReason.ROW_COUNT
+
+    def may_not_change_role(self, failure: StatementFailed) -> bool:
+        """Return whether a session was refused the role `replica`, which it could have when the daemon started."""
+        return failure.sqlstate == NO_PRIVILEGE and self._operation(failure) == "role"
+
+    def _operation(self, failure: StatementFailed) -> Operation | None:
+        is_command = 0 <= failure.statement < len(self.all)
+        return self.all[failure.statement].operation if is_command else None
 
     def suspects(self, failure: StatementFailed | None) -> list[Relation]:
         """Return the tables because of which the batch may have to be repeated.
@@ -157,4 +172,8 @@ async def commands_of(batch: Batch, builder: CommandBuilder, role: str) -> list[
         commands = builder.of_steps(batch.steps, batch.size_bytes)
     else:
         commands = await asyncio.to_thread(builder.for_thread().of_steps, batch.steps, batch.size_bytes)
-    return commands + code_check(commands, role)
+    return _checked(commands, builder, role)
+
+
+def _checked(commands: list[Command], builder: CommandBuilder, role: str) -> list[Command]:
+    return (by_references(commands) if builder.may_change_role else commands) + code_check(commands, role)

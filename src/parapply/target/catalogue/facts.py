@@ -18,7 +18,7 @@ from psycopg.rows import tuple_row
 from psycopg.types.json import set_json_loads
 
 from parapply.errors import TargetRefused
-from parapply.plan.table import ColumnFacts, ForeignCode, RowTrigger, TableFacts
+from parapply.plan.table import ColumnFacts, ForeignCode, Reference, RowTrigger, TableFacts
 from parapply.target.catalogue.fingerprint import LOOKUPS
 from parapply.target.catalogue.key_facts import foreign_key_facts, indexed_equality, unique_facts
 from parapply.target.catalogue.query import ACCESS_SQL, FACTS_SQL, FOREIGN_SQL, MANY_FACTS_SQL, OIDS_SQL
@@ -174,7 +174,7 @@ def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
         TargetRefused: as `load_facts`.
     """
     oid, root_oid, kind, is_immediate, columns, key_columns, unique, foreign_keys, triggers, rules, code, *rest = row
-    foreign, unlogged, is_state, indexed, row_code, of_others = rest
+    foreign, unlogged, is_state, indexed, row_code, of_others, references = rest
     if is_state:
         raise own_table([f"{schema}.{name}"])
     if kind not in _TABLE_KINDS:
@@ -213,6 +213,7 @@ def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
         indexed_columns=tuple(indexed),
         foreign=of_others and msgspec.convert(of_others, ForeignCode),
         row_triggers=row_triggers,
+        references=None if references is None else tuple([msgspec.convert(one, Reference) for one in references]),
     )
 
 

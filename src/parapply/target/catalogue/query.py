@@ -26,7 +26,7 @@ from parapply.target.catalogue.row_code import FUNCTIONS, OPERATORS
 
 _TABLE: Final = """
 table_ AS (  -- zero or one row
-  SELECT c.oid, c.relkind, c.relreplident, c.relrowsecurity
+  SELECT c.oid, c.relkind, c.relispartition, c.relreplident, c.relrowsecurity
   FROM pg_catalog.pg_class c
   -- not joined: where each tenant has a schema, the planner would visit the tables of that name in all schemas
   WHERE c.relname = $2 AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = $1)
@@ -272,6 +272,48 @@ WHERE r.ev_class = table_.oid AND r.rulename <> '_RETURN'
 _MAY = "CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END"
 _TRUSTED: Final = f"pg_catalog.pg_has_role({{}}, CURRENT_USER, {_MAY})"
 
+#: Version of a trigger `t` that keeps a foreign key of one column: its own, the key's and both columns'.
+REFERENCE_VERSION: Final = """pg_catalog.concat_ws(' ', t.oid, t.xmin,
+  (SELECT pg_catalog.concat_ws(' ', v.xmin, vc.xmin, vp.xmin) FROM pg_catalog.pg_constraint v
+   JOIN pg_catalog.pg_attribute vc ON vc.attrelid = v.conrelid AND vc.attnum = v.conkey[1]
+   JOIN pg_catalog.pg_attribute vp ON vp.attrelid = v.confrelid AND vp.attnum = v.confkey[1]
+   WHERE v.oid = t.tgconstraint))"""
+
+#: Condition for a trigger `t` that an insert fires, or anything does under the role `replica`. tgtype: 4 is INSERT.
+INSERTING: Final = "t.tgenabled <> 'D' AND (t.tgtype & 4 = 4 OR t.tgenabled <> 'O')"
+
+# NULL, or the foreign keys of the table, if their triggers are all that an insert fires under the role `origin`, and
+# nothing does under `replica`, and if one query by this role can see and lock what each of them refers to. That query
+# runs with the rights of this role, not the parent's owner, who must therefore be trusted. Both columns have one type,
+# with one equality: int8, int2, int4, text, varchar, date, timestamp, timestamptz or uuid.
+_REFERENCES: Final = f"""
+SELECT CASE WHEN pg_catalog.count(*) = pg_catalog.count(f.described)
+  THEN coalesce(pg_catalog.json_agg(f.described ORDER BY f.tgname), '[]') END
+FROM (
+  SELECT t.tgname, (
+    SELECT pg_catalog.json_build_object(
+      'column', c.attname, 'type_sql', pg_catalog.format_type(c.atttypid, c.atttypmod),
+      'parent_oid', pc.oid::int8, 'parent_schema', pn.nspname, 'parent_name', pc.relname, 'parent_column', p.attname,
+      'version', {REFERENCE_VERSION})
+    FROM pg_catalog.pg_constraint k
+    JOIN pg_catalog.pg_class pc ON pc.oid = k.confrelid AND pc.relkind = 'r' AND NOT pc.relispartition
+      AND {_TRUSTED.format("pc.relowner")} AND NOT pg_catalog.row_security_active(pc.oid)
+      AND pg_catalog.has_table_privilege(pc.oid, 'SELECT') AND pg_catalog.has_table_privilege(pc.oid, 'UPDATE')
+    JOIN pg_catalog.pg_namespace pn ON pn.oid = pc.relnamespace AND pg_catalog.has_schema_privilege(pn.oid, 'USAGE')
+    JOIN pg_catalog.pg_attribute c ON c.attrelid = k.conrelid AND c.attnum = k.conkey[1]
+      AND c.atttypid IN (20, 21, 23, 25, 1043, 1082, 1114, 1184, 2950)
+    JOIN pg_catalog.pg_attribute p ON p.attrelid = k.confrelid AND p.attnum = k.confkey[1] AND p.atttypid = c.atttypid
+    JOIN pg_catalog.pg_operator o ON o.oid = k.conpfeqop[1] AND o.oid < 16384 AND o.oprname = '='
+    WHERE k.oid = t.tgconstraint AND k.contype = 'f' AND k.conparentid = 0 AND NOT k.condeferrable
+      AND pg_catalog.cardinality(k.conkey) = 1
+      AND t.tgisinternal AND t.tgenabled = 'O' AND t.tgfoid = 'pg_catalog."RI_FKey_check_ins"'::pg_catalog.regproc
+      AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_collation n
+        WHERE n.oid IN (c.attcollation, p.attcollation) AND NOT n.collisdeterministic)) AS described
+  FROM pg_catalog.pg_trigger t WHERE $3 = 'origin' AND t.tgrelid = table_.oid AND {INSERTING}) f
+HAVING $3 = 'origin' AND table_.relkind = 'r' AND NOT table_.relispartition
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = table_.oid)"""  # noqa: S608
+
 #: Built-in functions that are not immutable and run no code of a user. Others may: query_to_xml takes SQL as text,
 #: domain_in and json_populate_record run the checks of a domain, to_json and its kind casts to json.
 _HARMLESS: Final = (
@@ -357,7 +399,7 @@ SELECT pg_catalog.json_build_object('role', CURRENT_USER,
 FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.relid AND NOT {_TRUSTED.format("c.relowner")}
 HAVING pg_catalog.count(*) > 0"""  # noqa: S608
 
-#: The last column of `FACTS_SQL` alone. Parameters as there.
+#: The last column but one of `FACTS_SQL` alone. Parameters as there.
 FOREIGN_SQL: Final = f"WITH RECURSIVE {_TABLE}, {_TYPES} SELECT ({_FOREIGN}) FROM table_"  # noqa: S608
 
 #: Fails with 42P01 if a table with other owners has code. Parameters: `$1` schema, `$2` table, `$3` columns that are
@@ -371,7 +413,8 @@ SELECT (SELECT (CASE WHEN EXISTS (
 #: Columns: oid, OID of the partition tree's root, relkind, key is immediate (NULL without a key), then JSON: columns,
 #: key column names, other unique indexes, foreign keys, triggers, rules, code, foreign partitions, UNLOGGED
 #: tables; then whether it is in a schema of parapply's own progress, the columns that come first in an index, the
-#: triggers of `_ROW_CODE`, and the code of other owners (NULL: it has no other owner). No row: no such relation.
+#: triggers of `_ROW_CODE`, the code of other owners (NULL: it has no other owner), and `_REFERENCES`. No row: no such
+#: relation.
 FACTS_SQL: Final = f"""
 WITH RECURSIVE {_TABLE}, {_TYPES}, {_EQUAL}, {KEY}, {FOREIGN_KEYS}, {INDEX_COLUMNS}, {_CODE}
 SELECT table_.oid::int8, coalesce(pg_catalog.pg_partition_root(table_.oid), table_.oid)::oid::int8,
@@ -392,7 +435,8 @@ SELECT table_.oid::int8, coalesce(pg_catalog.pg_partition_root(table_.oid), tabl
   EXISTS (SELECT FROM {STATE_SCHEMAS_SQL} AS own WHERE own.schema_name = $1),
   ({INDEXED_SELECT}),
   ({_ROW_CODE}),
-  ({_FOREIGN})
+  ({_FOREIGN}),
+  ({_REFERENCES})
 FROM table_
 """  # noqa: S608 - only the constants above are put together
 

@@ -68,11 +68,14 @@ if TYPE_CHECKING:
     from parapply.target.sql.whole_rows import Group
     from parapply.wire.rows import KeptRow
 
-Operation = Literal["insert", "update", "delete", "truncate", "exists", "origin", "incomplete", "code", "guard"]
+Operation = Literal[
+    "insert", "update", "delete", "truncate", "exists", "origin", "incomplete", "code", "guard", "role", "reference"
+]  # fmt: skip
 
 _INT4: Final = 23
 _OID: Final = 26
-_TEXT: Final = 25
+#: Of the elements of arrays that a set form takes as text.
+TEXT_OID: Final = 25
 _array_head = struct.Struct(">iiIii").pack
 _length = struct.Struct(">i").pack
 _oid = struct.Struct(">I").pack
@@ -132,10 +135,9 @@ def code_check(commands: Sequence[Command], role: str) -> list[Command]:
     if not unaware:
         return []
     prepared = acting_code(role, is_partitioned=any(one.is_partitioned for one in unaware.values()))
-    oids = _array(_OID, [_oid(oid) for oid, _ in unaware])
-    names = _array(_TEXT, [name.encode("utf-8", "surrogateescape") for _, name in unaware])
-    known = _array(_TEXT, [each.version.encode() for one in unaware.values() for each in one.row_triggers])
-    return [Command(prepared, [oids, names, known], expected=0, operation="code", plan=commands[0].plan)]
+    known = text_array([each.version for one in unaware.values() for each in one.row_triggers])
+    parameters = [oid_array([oid for oid, _ in unaware]), text_array([name for _, name in unaware]), known]
+    return [Command(prepared, parameters, expected=0, operation="code", plan=commands[0].plan)]
 
 
 def guards(plans: Iterable[TablePlan]) -> list[Command]:
@@ -148,7 +150,7 @@ def guards(plans: Iterable[TablePlan]) -> list[Command]:
     made: list[Command] = []
     for plan in tables.values():
         columns = [*plan.columns, *[one.column for one in plan.constants]]
-        sent = _array(_TEXT, [column.name.encode("utf-8", "surrogateescape") for column in columns])
+        sent = text_array([column.name for column in columns])
         names = [name.encode("utf-8", "surrogateescape") for name in (plan.facts.schema, plan.facts.name)]
         for prepared, parameters in ((lock_table(plan.facts), []), (NO_FOREIGN_CODE, [*names, sent])):
             made.append(Command(prepared, parameters, expected=ANY_COUNT, operation="guard", plan=plan))
@@ -158,14 +160,17 @@ def guards(plans: Iterable[TablePlan]) -> list[Command]:
 class CommandBuilder:
     """Turns steps into commands. Keeps the statements of each plan; one builder serves all workers of a leader."""
 
-    def __init__(self, has_prepared: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, has_prepared: Callable[[], bool] = lambda: False, *, may_change_role: bool = False) -> None:
         """Start without statements.
 
         Args:
             has_prepared: returns whether a transaction is prepared on the target. It may hold one of several equal
             rows, and its outcome may be waiting for a change of another: then a row is chosen that none holds.
+            may_change_role: sessions of the role `origin` may take the role `replica` (`target/sql/references.py`).
         """
         self.has_prepared = has_prepared
+        #: Written by the worker whose session was refused.
+        self.may_change_role = may_change_role
         # By identity: hashing a plan's facts for every batch would cost more than its statements. Each entry keeps
         # its plan alive, so an identity cannot come back for another.
         self._statements: dict[int, Statements] = {}
@@ -434,6 +439,16 @@ class CommandBuilder:
         for command in commands:
             command.others = step.plans[1:]
         return commands
+
+
+def oid_array(oids: Sequence[int]) -> bytes:
+    """Return a binary oid[]."""
+    return _array(_OID, [_oid(oid) for oid in oids])
+
+
+def text_array(texts: Sequence[str]) -> bytes:
+    """Return a binary text[]."""
+    return _array(TEXT_OID, [text.encode("utf-8", "surrogateescape") for text in texts])
 
 
 def _array(type_oid: int, elements: list[bytes]) -> bytes:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from parapply.errors import TargetRefused
 from parapply.plan.table import Equality
 from parapply.quoting import identifier
-from parapply.target.catalogue.query import GUARD_SQL, TRIGGER_VERSION
+from parapply.target.catalogue.query import GUARD_SQL, INSERTING, REFERENCE_VERSION, TRIGGER_VERSION
 from parapply.target.sql.conditions import (
     column_equals,
     column_is,
@@ -598,7 +598,22 @@ def acting_code(role: str, *, is_partitioned: bool) -> Sql:
             " JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid AND c.relispartition"
             f" WHERE NOT t.tgisinternal AND t.tgtype & 1 = 1 AND t.tgenabled {enabled}"
         )
-    return _sql(text, (0, 1, 2))._replace(is_set=True)
+    return sql_set(text, n_parameters=3)
+
+
+@cache
+def inserting_code() -> Sql:
+    """Return the statement whose rows are triggers and rules that act on inserts under either role, as a set form.
+
+    Its parameters are a binary oid[] of tables and a binary text[] of the versions of their `references`, as planned.
+    It is final as `acting_code` is.
+    """
+    return sql_set(
+        f"SELECT 1 FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = ANY ($1::oid[]) AND {INSERTING}"
+        f" AND {REFERENCE_VERSION} <> ALL ($2::text[])"
+        " UNION ALL SELECT 1 FROM pg_catalog.pg_rewrite AS r WHERE r.ev_class = ANY ($1::oid[])",
+        n_parameters=2,
+    )
 
 
 def lock_table(facts: TableFacts) -> Sql:
@@ -628,6 +643,11 @@ def counted(prepared: Sql) -> Sql:
     return prepared._replace(name=b"c" + prepared.name[1:], text=text, n_parameters=number)
 
 
+def sql_set(text: str, *, n_parameters: int = 1) -> Sql:
+    """Return a set form that is made of no columns of a table."""
+    return _sql(text, tuple(range(n_parameters)), type_oids=())
+
+
 def _sql(
     text: str, positions: Sequence[int], old_positions: Sequence[int] = (), *, type_oids: tuple[int, ...] | None = None
 ) -> Sql:
@@ -651,4 +671,4 @@ CHECK_LATER = _sql("SET CONSTRAINTS ALL DEFERRED", ())
 
 #: Behind `lock_table`: fails if the table has code of an owner who may not become the role that applies. Its parameters
 #: are schema, table and a binary text[] of the columns that are sent.
-NO_FOREIGN_CODE = _sql(GUARD_SQL, (0, 1, 2), type_oids=())
+NO_FOREIGN_CODE = sql_set(GUARD_SQL, n_parameters=3)
