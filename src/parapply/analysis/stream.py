@@ -232,7 +232,7 @@ class _Meetings:
             else:
                 self._share(name, self._random.choice(mine), self._random.choice(theirs))
         if one.has_hot:
-            # How many more they are follows from the number of changes (`Costs.hot_rows`).
+            # Their number follows from the number of changes (`Costs.hot_rows`).
             self._share(HOT, *mine, *theirs)
             return
         for index in range(min(_MOST_KEYS, one.late_rows - len(one.keys))):
