@@ -119,8 +119,7 @@ class Epoch:
         self._until = until
         self._ends = ends
         self._applylog_writer = applylog_writer
-        # Bound once, because each commit logs.
-        self._log = get_logger().bind()
+        self._log = get_logger()
         loop = asyncio.get_running_loop()
         self._log_run = LogRun(config.source.slot, new_run(), time.time() - loop.time())
         self._idle = asyncio.Event()
