@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["pair"]
 
 _TABLES = "CREATE TABLE item (id int PRIMARY KEY, v int);"
-#: Before any other module takes the values over.
+#: Before any other module takes the values over. Moves are read more often than rest begins, as always.
 _PROGRAM = (
     "import sys; from parapply.runtime import rest; rest.QUIET_S, rest.LONG_S = 0.2, 1e6;"
+    " from parapply.runtime.observe import monitor; monitor._MOVES_S, monitor._INTERVAL_S = 0.05, 0.1;"
     " from parapply.__main__ import run; sys.exit(run())"
 )
 _SETTINGS = {**QUICK, "apply.workers": FEW_WORKERS, "log.level": "debug", **LISTEN}
