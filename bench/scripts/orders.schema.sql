@@ -23,5 +23,5 @@ CREATE TABLE lines (
 );
 INSERT INTO customers SELECT id, 0 FROM generate_series(1, 1000 * :scale) AS id;
 INSERT INTO items SELECT id, 1000000 FROM generate_series(1, 1000 * :scale) AS id;
-INSERT INTO orders SELECT id, id % 1000 + 1, now(), 'shipped' FROM generate_series(1, 10000 * :scale) AS id;
+INSERT INTO orders SELECT id, id % 1000 + 1, timestamptz '2026-01-01', 'shipped' FROM generate_series(1, 10000 * :scale) AS id;
 VACUUM ANALYZE customers, items, orders, lines;
