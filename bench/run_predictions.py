@@ -1,4 +1,4 @@
-"""How good predictions from a capture are: `python -m bench.run_predictions CAPTURE`, for several targets.
+"""Errors of predictions from a capture: `python -m bench.run_predictions CAPTURE`, for several targets.
 
 In: a capture that begins before its first row. One replay with the first settings on each target predicts all others,
 which are then replayed there. Out: a table of measured and predicted seconds, and a file.
@@ -13,6 +13,7 @@ import sys
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -132,10 +133,9 @@ def command(  # noqa: PLR0913  one for each option
     try:
         output.prepare()
         for name in names:
-            with _target(name) as (dsn, found):
+            with _target(name) as (dsn, found), TemporaryDirectory(prefix="parapply-predictions-") as log:
                 facts["servers"] = found
-                log = Path(f"{capture}-log-{name.replace(' ', '-')}-{at:%H%M%S}")
-                targets[name] = _measured(capture, dsn, log, rounds, set_)
+                targets[name] = _measured(capture, dsn, Path(log) / "log", rounds, set_)
     except ParapplyError as error:
         raise click.ClickException(str(error)) from error
     output.console.print(_table(targets))

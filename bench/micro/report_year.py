@@ -1,7 +1,7 @@
-"""`python -m bench.micro.report_year`: what a new day costs `parapply report` after a year of many slots.
+"""Cost of a new day for `parapply report` after a year of many slots: `python -m bench.micro.report_year`.
 
 In go numbers of slots, days and batches; a log is made with a file for each slot and day, all days equal but for their
-times. The command runs as a process of its own over the last day alone, over the days before it, and over the same
+times. The command runs in a separate process over the last day alone, over the days before it, and over the same
 folder once more when the last day has come. Out come seconds and CPU of each with DuckDB, printed and written as JSON.
 """
 
@@ -38,7 +38,7 @@ _MADE_DAY: Final = date(2026, 11, 1)
 @click.option("--memory", default="2g", show_default=True)
 @click.option("--cores", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="New days, one by one.")
-@click.option("--scratch", type=click.Path(path_type=Path, file_okay=False), help="Where logs and reports are made.")
+@click.option("--scratch", type=click.Path(path_type=Path, file_okay=False), help="Folder for logs and reports.")
 def main(*, slots: int, days: int, batches: int, repeat: int, scratch: Path | None, **options: Any) -> None:  # noqa: ANN401  click's options
     """Measure the report of a new day with and without a year before it."""
     machine = machine_facts(os.getloadavg()[0])
@@ -89,7 +89,7 @@ def _day(folder: Path, batches: int) -> bytes:
 
 
 def _add(made: bytes, log: Path, slots: int, day: date) -> None:
-    """Add a day of all slots, each day a run of its own."""
+    """Add a day of all slots, each day as a separate run."""
     log.mkdir(exist_ok=True)
     dated = made.replace(f'"{_MADE_DAY}T'.encode(), f'"{day}T'.encode())
     dated = dated.replace(f'"run":"{_MADE_DAY:%Y%m%d}'.encode(), f'"run":"{day:%Y%m%d}'.encode())

@@ -130,7 +130,7 @@ def parameters_of(dsn: str) -> dict[str, Any]:
 #: be a third of what an idle daemon does. Not longer: psycopg registers its socket again each time, so whatever takes
 #: the registration away, as a closed socket of the same number may, costs a second at most.
 _SELDOM_S: Final = 1.0
-#: How often at least one wakes up in a wait that has a limit, as one for calls has: a call is no later than that.
+#: Least number of wakes in a wait with a limit, as a wait for calls has: no call is later than that part of it.
 _WAKES: Final = 6
 
 

@@ -38,7 +38,7 @@ async def test_rest_needs_quiet_and_nothing_open(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_the_end_wakes_every_task() -> None:
-    """One that waits for an event of its own as well; a wait that began without rest goes on."""
+    """A wait that a second event also ends; a wait that began without rest goes on."""
     rest = _resting()
     news = asyncio.Event()
     asleep = [asyncio.create_task(one) for one in (rest.sleep(0.0), rest.sleep(0.0, _NEVER_S, until=news))]
