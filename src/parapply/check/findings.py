@@ -114,6 +114,7 @@ class Code(StrEnum):
     SCHEMA_ONLY = "schema_only"
     COLUMN_REPLACED = "column_replaced"
     REPLACED_UNKNOWN = "replaced_unknown"
+    REPLACE_REFUSED = "replace_refused"
     SCHEMA_ONLY_UNKNOWN = "schema_only_unknown"
     SPILL_DIR = "spill_dir"
     SPILL_SPACE = "spill_space"

@@ -343,6 +343,11 @@ KINDS: Final[Mapping[Code, Kind]] = {
         _D, _REFUSED, "the rows of the table that the name was meant for would come as they are",
         "correct the name in [mapping]; a partition that is published separately has its own name",
     ),
+    Code.REPLACE_REFUSED: Kind(
+        _T, _REFUSED, "the stream stops before the table's first change, and the copy is refused",
+        "correct `replace` in [mapping]: an IMMUTABLE expression of published columns, for a column by which no row is"
+        " found or compared",
+    ),
     Code.COLUMN_REPLACED: Kind(
         _T, _NOTE, "mapping replaces the column's values on the target; files of the daemon hold the publisher's",
         "intended, or take it out of `replace`",

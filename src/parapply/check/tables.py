@@ -24,13 +24,14 @@ from parapply.target.session.settings import target_errors
 from parapply.target.sql.own_rows import own_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from parapply.check.source import CheckOptions, SourceSide
     from parapply.config import Config
     from parapply.copy.published import PublishedTable
     from parapply.model import Relation
     from parapply.plan.copy_starts import Name
+    from parapply.plan.table import Replacement
     from parapply.target.session.settings import Connection
 
 
@@ -107,16 +108,24 @@ async def _plan(conn: Connection, relation: Relation, target: TableFacts, config
             facts.refuse_foreign_code(f"{target.schema}.{target.name}", target.foreign, sent)
         except TargetRefused as error:
             return Finding(code=Code.OWNER_CODE, object=table, found=str(error))
-    try:
-        texts = config.mapping.replaced_of(relation.full_name)
-        judged = await expressions.judge(conn, relation, (target.schema, target.name), texts)
+
+    def matched(replacements: Mapping[str, Replacement]) -> TablePlan:
         return match.match(
             relation, target, parallel=setting.parallel if setting else "auto",
             is_relaxed=config.apply.commit_order == "relaxed", apply_as=config.target.apply_as, constants=constants,
-            omitted=config.mapping.omitted_of(relation.full_name), replacements=judged,
+            omitted=config.mapping.omitted_of(relation.full_name), replacements=replacements,
         )  # fmt: skip
+
+    try:
+        plan = matched({})
     except TargetRefused as error:
         return Finding(code=Code.COLUMNS_REFUSED, object=table, found=str(error))
+    texts = config.mapping.replaced_of(relation.full_name)
+    try:
+        judged = await expressions.judge(conn, relation, (target.schema, target.name), texts)
+        return matched(judged) if judged else plan
+    except TargetRefused as error:
+        return Finding(code=Code.REPLACE_REFUSED, object=table, found=str(error))
 
 
 def _of_plan(plan: TablePlan, *, can_change: bool, is_replica: bool) -> Iterator[Finding]:
