@@ -201,3 +201,22 @@ async def test_what_those_who_ask_are_told(
     daemon.wait_caught_up()
     daemon.stop()
     assert target_db.rows("SELECT count(*) FROM evt") == [(2,)]
+
+
+async def test_a_snapshot_of_a_daemon_that_ends_is_refused_at_once(
+    source_db: Database, target_db: Database, start_daemon: StartDaemon
+) -> None:
+    """No other daemon finishes it, so the command does not wait until its time is over."""
+    create_bank(source_db, target_db)
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    make_slot(route)
+    daemon = start_daemon(route)
+    daemon.wait_for_event("source_connected")
+
+    async def choose(standing_lsn: int) -> int:
+        daemon.kill()
+        return standing_lsn
+
+    with pytest.raises(TargetRefused, match="the daemon ended while it made the snapshot"):
+        async with snapshots([_config(route)], choose=choose, timeout_s=_TIMEOUT_S):
+            pass

@@ -95,7 +95,7 @@ async def _asking(config: Config, deadline_s: float) -> AsyncIterator[_Asking]:
         if len(found) != 1:
             raise TargetRefused(f"the target knows nothing of slot {name!r}", hint="run `parapply init`")
         slot_id = int(found[0][0])
-        if not any(holder.is_leader for holder in await lease.holders(asking, slot_id)):
+        if not await _has_daemon(asking, slot_id):
             raise TargetRefused(
                 f"no daemon applies slot {name!r}: a snapshot at an LSN is its work", hint="start `parapply run`"
             )
@@ -105,6 +105,10 @@ async def _asking(config: Config, deadline_s: float) -> AsyncIterator[_Asking]:
             yield one
         finally:
             await one.withdraw()
+
+
+async def _has_daemon(conn: Connection, slot_id: int) -> bool:
+    return any(holder.is_leader for holder in await lease.holders(conn, slot_id))
 
 
 class _Asking:
@@ -140,6 +144,12 @@ class _Asking:
             if found.state == "refused":
                 raise TargetRefused(
                     f"slot {self._slot_name!r}: {found.reason}", hint="ask for a later LSN, or for none"
+                )
+            # One that is not begun is the next daemon's, which refuses all others.
+            if found.state != "asked" and not await _has_daemon(self._asking, self._slot_id):
+                raise TargetRefused(
+                    f"slot {self._slot_name!r}: the daemon ended while it made the snapshot",
+                    hint="start `parapply run`, and give the command again",
                 )
             left_s = self._deadline_s - time.monotonic()
             if left_s <= 0:
