@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class TargetPlace(msgspec.Struct, frozen=True):
     """The place of a table, or of a schema's tables, on the target."""
 
-    name: str = ""  # schema.table, or schema; empty: as on the publisher
-    constants: dict[str, str] = {}  # columns that only the target has, each with its value in all rows
+    name: str = ""  # schema.table, or schema; empty: as the schema of a table, else as on the publisher
+    #: Columns that only the target has, each with its value in all rows; None: of a table without `name`, its schema's.
+    constants: dict[str, str] | None = None
     omitted: tuple[str, ...] = ()  # published columns that the target's rows do not get
     replaced: dict[str, str] = {}  # published columns that get the value of an SQL expression of the row instead
 
@@ -26,23 +27,23 @@ class MappingConfig(msgspec.Struct, frozen=True):
     """Tables and schemas with another name on the target, and constants of their rows."""
 
     tables: dict[str, TargetPlace] = {}  # by schema.table of the publisher
-    schemas: dict[str, TargetPlace] = {}  # for tables that `tables` does not name
+    schemas: dict[str, TargetPlace] = {}
     schema_only: tuple[str, ...] = ()  # schema.table of the publisher, of tables whose rows are left out
 
     def __post_init__(self) -> None:
         """Check what concerns more than one key."""
         if wrong := [name for name in self.schema_only if not _is_name(name, 1)]:
             raise ValueError(f'schema_only: must be written "schema.table": {", ".join(wrong)}')
-        for places in (self.tables, self.schemas):
-            by_name: dict[str, list[Mapping[str, str]]] = {}
-            for name, place in places.items():
-                by_name.setdefault(place.name or name, []).append(place.constants)
-            for several in by_name.values():
-                if not are_apart(several):
-                    raise ValueError(
-                        "two of the publisher's names lead to one on the target, and no constants distinguish their"
-                        " rows: give each one other values of the same columns in `set`"
-                    )
+        by_name: dict[str | tuple[str, str], list[Mapping[str, str]]] = {}
+        for name, place in self.schemas.items():
+            by_name.setdefault(place.name or name, []).append(place.constants or {})
+        for table in map(_parted, self.tables):
+            by_name.setdefault(self.target_of(table), []).append(self.constants_of(table))
+        if not all(map(are_apart, by_name.values())):
+            raise ValueError(
+                "two of the publisher's names lead to one on the target, and no constants distinguish their"
+                " rows: give each one other values of the same columns in `set`"
+            )
 
     @property
     def renames(self) -> bool:
@@ -59,9 +60,8 @@ class MappingConfig(msgspec.Struct, frozen=True):
     def target_of(self, name: tuple[str, str]) -> tuple[str, str]:
         """Return schema and table on the target of a table of the publisher."""
         schema, table = name
-        if found := self.tables.get(f"{schema}.{table}"):
-            schema, _, table = (found.name or f"{schema}.{table}").partition(".")
-            return schema, table
+        if (found := self.tables.get(f"{schema}.{table}")) and found.name:
+            return _parted(found.name)
         found = self.schemas.get(schema)
         return (found.name or schema if found else schema), table
 
@@ -72,8 +72,10 @@ class MappingConfig(msgspec.Struct, frozen=True):
 
     def constants_of(self, name: tuple[str, str]) -> Mapping[str, str]:
         """Return the values that a table's rows have in columns which only the target has."""
-        found = self.tables.get(".".join(name)) or self.schemas.get(name[0])
-        return found.constants if found else {}
+        found = self.tables.get(".".join(name))
+        if found is None or not (found.name or found.constants is not None):
+            found = self.schemas.get(name[0])
+        return (found.constants if found else None) or {}
 
     @property
     def omits(self) -> bool:
@@ -152,26 +154,31 @@ def read_places(path: Sequence[str], given: object, errors: list[str]) -> dict[s
 def _place(path: Sequence[str], name: str, given: object, errors: list[str]) -> TargetPlace:
     kind = path[-2].removesuffix("s")
     here: object = ""
-    constants: dict[str, str] = {}
+    constants: dict[str, str] | None = None
     omitted: tuple[str, ...] = ()
     replaced: dict[str, str] = {}
     if isinstance(given, dict):
         keys = (kind, "set", *(("omit", "replace") if kind == "table" else ()))
         errors += [f"{dotted([*path, key])}: unknown key{did_you_mean(key, keys)}" for key in given if key not in keys]
-        here = given.get(kind, name)
-        constants = _constants([*path, "set"], given.get("set", {}), errors)
+        here = given.get(kind, "")
+        constants = _constants([*path, "set"], given["set"], errors) if "set" in given else None
         omitted = _omitted([*path, "omit"], given.get("omit", []), errors)
         replaced = _replaced([*path, "replace"], given.get("replace", {}), errors)
     else:
         here = given
     n_dots, rule = (1, '"schema.table"') if kind == "table" else (0, "as the name of a schema")
-    if not isinstance(here, str) or not all(_is_name(one, n_dots) for one in (name, here)):
+    if not isinstance(here, str) or not all(_is_name(one, n_dots) for one in (name, here or name)):
         errors.append(f"{dotted(path)}: both names must be written {rule}")
         return TargetPlace()
-    columns = [*constants, *omitted, *replaced]
+    columns = [*(constants or ()), *omitted, *replaced]
     if twice := sorted({column for column in columns if columns.count(column) > 1}):
         errors.append(f"{dotted(path)}: columns in two of `set`, `omit` and `replace`: {', '.join(twice)}")
     return TargetPlace(name=here, constants=constants, omitted=omitted, replaced=replaced)
+
+
+def _parted(name: str) -> tuple[str, str]:
+    schema, _, table = name.partition(".")
+    return schema, table
 
 
 def _is_name(text: str, n_dots: int) -> bool:

@@ -230,6 +230,48 @@ def test_conflicts_refresh_and_heal(
     assert "no heal compares rows whose columns are replaced: public.account, public.item" in healed.stderr
 
 
+@pytest.mark.pg_majors(15, 18)
+def test_masked_tenants_with_prepared_transactions(
+    source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Tables of several tenants that become one have their constants and the values of expressions, prepared or not."""
+    settings: dict[str, str | float] = {**FAST, "source.two_phase": "true", "apply.workers": 4}
+    for number, tenant in enumerate(("t1", "t2")):
+        source.execute(f"CREATE SCHEMA {tenant}; CREATE TABLE {tenant}.item (LIKE public.item INCLUDING ALL);"
+                       f"INSERT INTO {tenant}.item SELECT * FROM public.item")  # fmt: skip
+        settings |= {f'mapping.schemas."{tenant}".{key}': value
+                     for key, value in (("schema", "public"), ("set.tenant", str(number)))}  # fmt: skip
+        settings |= {f'mapping.tables."{tenant}.item".replace.{name}': text for name, text in _OF_ITEM.items()}
+    source.execute("CREATE PUBLICATION tenants FOR TABLES IN SCHEMA t1, t2")
+    route = Route(source=source, target=new_target(), publication="tenants", settings=settings)
+    route.target.execute("ALTER TABLE item ADD tenant int, DROP CONSTRAINT item_pkey, ADD PRIMARY KEY (id, tenant)")
+    assert run_command(route, "init", "--copy").returncode == 0
+    daemon = start_daemon(route)
+    chooser = random.Random(secrets.randbelow(1_000_000))
+    changes = [
+        "UPDATE {t}.item SET name = 'w{a}', email = email || '{a}' WHERE id > {a}",
+        "UPDATE {t}.item SET big = repeat('{a}', {a} * 400) WHERE id = {a}",
+        "UPDATE {t}.item SET id = (SELECT max(id) + 1 FROM {t}.item), n = n + {a} WHERE id = {a}",
+        "DELETE FROM {t}.item WHERE id = {a}",
+        "INSERT INTO {t}.item VALUES ({a}, 'e{a}', {a}, 'b', 'new', {a}, '2020-07-01', 'k') ON CONFLICT DO NOTHING",
+    ]
+    for number in range(40):
+        texts = [text.format(t=tenant, a=chooser.randint(1, 25)) for tenant in ("t1", "t2")
+                 for text in chooser.sample(changes, 2)]  # fmt: skip
+        name = f"{route.slot}_{number}"
+        source.execute(f"BEGIN; {'; '.join(texts)}; " + (f"PREPARE TRANSACTION '{name}'" if number % 3 else "COMMIT"))
+        if number % 3:
+            source.execute(f"{('COMMIT', 'ROLLBACK')[number % 2]} PREPARED '{name}'")
+    daemon.wait_caught_up()
+    there, here = _QUERIES["item"]
+    found = [there.replace("SELECT id", f"SELECT {number}, id").replace("FROM item", f"FROM {tenant}.item")
+             for number, tenant in enumerate(("t1", "t2"))]  # fmt: skip
+    rows = route.target.rows(here.replace("SELECT", "SELECT tenant,", 1))
+    check_equal(source.rows(" UNION ALL ".join(found)), rows, "item")
+    verified = run_command(route, "verify")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -363,11 +363,15 @@ def test_names_on_the_target_are_checked(overrides: list[str], rule: str) -> Non
 
 
 def test_a_table_has_its_own_name_before_that_of_its_schema() -> None:
-    """A table named by itself is not taken for one of its schema; a table that is not named keeps its name."""
-    mapping = load_config(None, ['mapping.tables."a.t"=x.y', "mapping.schemas.a=b"], GIVEN, {}).mapping
-    assert [mapping.target_of(("a", "t")), mapping.target_of(("a", "u")), mapping.target_of(("c", "t"))] == [
-        ("x", "y"), ("b", "u"), ("c", "t"),
+    """A table with a name is not taken for one of its schema; one whose section gives none is, with its constants."""
+    given = ['mapping.tables."a.t"=x.y', "mapping.schemas.a.schema=b", "mapping.schemas.a.set.n=1",
+             'mapping.tables."a.v".omit=x', 'mapping.tables."a.w".set.n=2']  # fmt: skip
+    mapping = load_config(None, given, GIVEN, {}).mapping
+    names = [("a", "t"), ("a", "u"), ("c", "t"), ("a", "v"), ("a", "w")]
+    assert [mapping.target_of(name) for name in names] == [
+        ("x", "y"), ("b", "u"), ("c", "t"), ("b", "v"), ("b", "w"),
     ]  # fmt: skip
+    assert [mapping.constants_of(name) for name in names] == [{}, {"n": "1"}, {}, {"n": "1"}, {"n": "2"}]
     assert mapping.shown(("a", "u")) == "a.u (b.u on the target)"
 
 
