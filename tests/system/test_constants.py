@@ -6,26 +6,26 @@ happens, they stay.
 
 from __future__ import annotations
 
-import random
 import secrets
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 
 from tests.differential.compare import check_equal
 from tests.differential.ways import random_ways
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import FAST
+from tests.fixtures.random_changes import write_random
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Mapping
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
-    from tests.fixtures.servers import NewDatabase, ServerPool
 
 #: Of one tenant on the publisher. `big` is out of line, `whole` is found by all of its columns.
 _SOURCE = """
@@ -73,20 +73,12 @@ _MAPPING = {
 }
 _TRANSACTIONS = 150
 _TARGET_REFUSED = 4
-#: Errors that an application lives with: unique_violation, foreign_key_violation.
-_REFUSALS = frozenset({"23505", "23503"})
 
 
 @pytest.fixture
-def new_target(server_pool: ServerPool, pg_major: int, new_database: NewDatabase) -> Callable[[], Database]:
+def new_target(target_with: Callable[[str], Database]) -> Callable[[], Database]:
     """Make targets with tables for all tenants, and a stranger's rows in each."""
-
-    def make() -> Database:
-        target = new_database(server_pool.get("target", pg_major), "target")
-        target.execute(_TARGET + _STRANGERS)
-        return target
-
-    return make
+    return partial(target_with, _TARGET + _STRANGERS)
 
 
 @pytest.fixture
@@ -132,19 +124,6 @@ def _statement(chooser: random.Random) -> str:
     return text.format(t=tenant, a=one, b=other)
 
 
-def _write(source: Database, seed: int) -> None:
-    chooser = random.Random(seed)
-    with source.connect() as connection:
-        for _ in range(_TRANSACTIONS):
-            try:
-                with connection.transaction():
-                    for _ in range(chooser.choice((1, 2, 5))):
-                        connection.execute(_statement(chooser).encode())
-            except psycopg.Error as error:
-                if error.sqlstate not in _REFUSALS:
-                    raise
-
-
 def test_random_changes_of_several_sources(
     source: Database,
     new_target: Callable[[], Database],
@@ -163,7 +142,7 @@ def test_random_changes_of_several_sources(
         _check(source, route.target)
         daemons.append((route, way))
     running = [(route, start_daemon(route)) for route, _ in daemons[:2]]
-    _write(source, seed)
+    write_random(source, seed, _statement, _TRANSACTIONS)
     running += [(route, start_daemon(route)) for route, _ in daemons[2:]]
     for route, daemon in running:
         daemon.wait_caught_up()

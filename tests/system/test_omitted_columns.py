@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 import secrets
 import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 
 from parapply import failpoints
@@ -18,6 +18,7 @@ from tests.differential.compare import check_equal
 from tests.differential.ways import random_ways
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import FAST
+from tests.fixtures.random_changes import write_random
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
-    from tests.fixtures.servers import NewDatabase, ServerPool
 
 #: `big` is out of line; rows of `whole`, found by all of their columns, may be equal on the target.
 _SOURCE = """
@@ -58,11 +58,11 @@ _UPSERT = (
     " ON CONFLICT (id) DO UPDATE SET secret = 'again', v = item.v || '{a}'"
 )
 _TRANSACTIONS = 120
-_MOVES = b"""
+#: Amid the transactions the columns go, come again, and get another place.
+_MOVES = """
 ALTER TABLE whole DROP secret; INSERT INTO whole VALUES (2, 'without'); ALTER TABLE whole ADD secret int DEFAULT 3;
 UPDATE whole SET a = a + 1; INSERT INTO whole (secret, a) VALUES (1, 1)
 """
-_UNIQUE_VIOLATION = "23505"
 
 
 @pytest.fixture
@@ -73,15 +73,9 @@ def source(source_db: Database) -> Database:
 
 
 @pytest.fixture
-def new_target(server_pool: ServerPool, pg_major: int, new_database: NewDatabase) -> Callable[[], Database]:
+def new_target(target_with: Callable[[str], Database]) -> Callable[[], Database]:
     """Make targets with empty tables."""
-
-    def make() -> Database:
-        target = new_database(server_pool.get("target", pg_major), "target")
-        target.execute(_TARGET)
-        return target
-
-    return make
+    return partial(target_with, _TARGET)
 
 
 def _check(source: Database, target: Database) -> None:
@@ -114,22 +108,6 @@ def _statement(chooser: random.Random) -> str:
     return text.format(a=one, b=other)
 
 
-def _write(source: Database, seed: int) -> None:
-    """Write transactions, some of which fail; amid them the columns go, come again, and get another place."""
-    chooser = random.Random(seed)
-    with source.connect() as connection:
-        for number in range(_TRANSACTIONS):
-            try:
-                with connection.transaction():
-                    for _ in range(chooser.choice((1, 2, 5))):
-                        connection.execute(_statement(chooser).encode())
-            except psycopg.Error as error:
-                if error.sqlstate != _UNIQUE_VIOLATION:
-                    raise
-            if number == _TRANSACTIONS // 2:
-                connection.execute(_MOVES)
-
-
 def test_random_changes(
     source: Database,
     new_target: Callable[[], Database],
@@ -150,7 +128,7 @@ def test_random_changes(
         routes.append(route)
     killed = start_daemon(routes[0], environ={"PARAPPLY_FAILPOINT": f"{point}:kill:5"})
     running = [start_daemon(routes[1])]
-    _write(source, seed)
+    write_random(source, seed, _statement, _TRANSACTIONS, amid=_MOVES)
     assert killed.exit_code() == -signal.SIGKILL, killed.log_tail()
     running += [start_daemon(routes[0]), start_daemon(routes[2])]
     for route, daemon in zip((routes[1], routes[0], routes[2]), running, strict=True):

@@ -9,9 +9,9 @@ import json
 import random
 import secrets
 import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 
 from parapply import failpoints
@@ -19,6 +19,7 @@ from tests.differential.compare import check_equal
 from tests.differential.ways import random_ways
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import FAST
+from tests.fixtures.random_changes import write_random
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
-    from tests.fixtures.servers import NewDatabase, ServerPool
 
 _FUNCTION = """
 CREATE FUNCTION masked(text) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS $$ SELECT left($1, 1) || '***' $$;
@@ -81,7 +81,8 @@ _QUERIES = {
     ),
 }
 _TRANSACTIONS = 120
-_UNIQUE_VIOLATION = "23505"
+#: Amid the transactions a column that an expression reads gets another type.
+_RETYPED = "ALTER TABLE item ALTER n TYPE bigint; UPDATE item SET n = n + 1"
 _NO_TEMPORARY = "DO $$ BEGIN EXECUTE format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', current_database()); END $$"
 #: Streamed while it is in progress.
 _UPSERT = (
@@ -98,15 +99,9 @@ def source(source_db: Database) -> Database:
 
 
 @pytest.fixture
-def new_target(server_pool: ServerPool, pg_major: int, new_database: NewDatabase) -> Callable[[], Database]:
+def new_target(target_with: Callable[[str], Database]) -> Callable[[], Database]:
     """Make targets with empty tables."""
-
-    def make() -> Database:
-        target = new_database(server_pool.get("target", pg_major), "target")
-        target.execute(_TARGET)
-        return target
-
-    return make
+    return partial(target_with, _TARGET)
 
 
 def _check(source: Database, target: Database) -> None:
@@ -138,22 +133,6 @@ def _statement(chooser: random.Random) -> str:
     return text.format(a=one, b=other)
 
 
-def _write(source: Database, seed: int) -> None:
-    """Write transactions, some of which fail; amid them a column that an expression reads gets another type."""
-    chooser = random.Random(seed)
-    with source.connect() as connection:
-        for number in range(_TRANSACTIONS):
-            try:
-                with connection.transaction():
-                    for _ in range(chooser.choice((1, 2, 5))):
-                        connection.execute(_statement(chooser).encode())
-            except psycopg.Error as error:
-                if error.sqlstate != _UNIQUE_VIOLATION:
-                    raise
-            if number == _TRANSACTIONS // 2:
-                connection.execute("ALTER TABLE item ALTER n TYPE bigint; UPDATE item SET n = n + 1")
-
-
 @pytest.mark.pg_majors(15, 18)
 def test_random_changes(
     source: Database,
@@ -177,7 +156,7 @@ def test_random_changes(
         routes.append(route)
     killed = start_daemon(routes[0], environ={"PARAPPLY_FAILPOINT": f"{point}:kill:5"})
     running = [start_daemon(routes[1])]
-    _write(source, seed)
+    write_random(source, seed, _statement, _TRANSACTIONS, amid=_RETYPED)
     assert killed.exit_code() == -signal.SIGKILL, killed.log_tail()
     running += [start_daemon(routes[0]), start_daemon(routes[2])]
     for route, daemon in zip((routes[1], routes[0], routes[2]), running, strict=True):
