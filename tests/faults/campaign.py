@@ -163,7 +163,7 @@ class Campaign:
             f"  {one.name:4} {one.title}: {'FOUND ' + found.texts[0][-300:] if found else 'well'} ({took_s:.1f} s)"
         )
         if found:
-            self._note(number, one.title, found, run.daemon.log_tail())
+            self._note(number, one.title, found, run.daemon.log_tail() + run.standing())
         return not found
 
     def _note(self, number: int, title: str, found: Findings, log: str) -> None:

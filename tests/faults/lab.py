@@ -57,6 +57,17 @@ _TIMINGS: Mapping[str, str | float] = {
 }
 
 
+#: What sessions of the database do, and who holds them up.
+_STANDING = (
+    (
+        "SELECT pid, pg_blocking_pids(pid), application_name, state, wait_event_type, wait_event, now() - xact_start,"
+        " now() - state_change, left(query, 100) FROM pg_stat_activity WHERE datname = current_database()"
+    ),
+    "SELECT slot_name, active_pid, restart_lsn, confirmed_flush_lsn, pg_current_wal_lsn() FROM pg_replication_slots",
+)
+_SLOTS = "SELECT s::text FROM parapply.slots AS s"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Servers:
     """Publisher and target, which only the campaign uses."""
@@ -232,6 +243,15 @@ class Round:
         daemon = self.start(settings=settings, environ=environ)
         daemon.wait_for_event("source_connected", WAIT_S)
         return daemon
+
+    def standing(self) -> str:
+        """Return how slot and sessions stand on both sides, a line each, as far as the servers answer."""
+        lines: list[str] = []
+        for database, queries in ((self.source, _STANDING), (self.target, (*_STANDING, _SLOTS))):
+            for query in queries:
+                with contextlib.suppress(psycopg.Error):
+                    lines += [" ".join(map(str, row)) for row in database.rows(query)]
+        return "\n".join(["", *lines])
 
     def wait_event(self, name: str, *, more_than: int | None = None) -> dict[str, Any]:
         """Return the next log line of an event, or the one after `more_than` of them."""
