@@ -23,8 +23,8 @@ from tests.unit.pool_model import check_equal
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from parapply.engine.flight import CommitTurn
     from parapply.engine.job import Job
-    from parapply.engine.turns import CommitTurn
     from parapply.plan.batch import Batch
     from parapply.plan.overlap import Overlap
 

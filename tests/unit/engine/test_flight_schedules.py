@@ -9,9 +9,8 @@ import pytest
 from hypothesis import settings
 
 from parapply.engine.durability import Durability
-from parapply.engine.flight import Flight, News
+from parapply.engine.flight import CommitTurn, Flight, News, Turns
 from parapply.engine.stalls import Stalls
-from parapply.engine.turns import CommitTurn, Turns
 from parapply.plan import scheduler
 from parapply.plan.overlap import overlaps
 from parapply.plan.scheduler import Scheduler

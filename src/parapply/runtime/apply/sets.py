@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from parapply import failpoints
-from parapply.engine.turns import ONE_FLIGHT
+from parapply.engine.flight import ONE_FLIGHT
 from parapply.errors import ProtocolError, TargetRefused
 from parapply.runtime.apply.failure import NO_PRIVILEGE, FailureClass, classify
 from parapply.target.sql.commands import SET_BYTES, CommandBuilder, code_check

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from parapply.engine.flight import CommitTurn
 from parapply.engine.job import LargeJob, OutcomeJob, SetJob, StreamJob
-from parapply.engine.turns import CommitTurn
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.plan.downgrade import Level
 from parapply.runtime.apply.failure import FailureClass, classify
