@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply import failpoints
-from parapply.engine.counts import NOTHING_COUNTED, Counted
+from parapply.engine.job import NOTHING_COUNTED, Counted
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.logs import get_logger
 from parapply.plan.steps import is_serial
