@@ -1,7 +1,7 @@
 """The open batch: rules of joining and closing it, and the hand-over of each closed batch to the worker pool.
 
-A batch closes at its limits (`engine/pace.py`), before a transaction that must not be in it, or when `engine/intake.py`
-says so. Pieces of a large transaction, and transactions that an event ends, are separate batches.
+A batch closes when `engine/intake.py` says so, or before a transaction that must not be in it. Pieces of a large
+transaction, and transactions that an event ends, are separate batches.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from parapply.engine.intake import Closing
+from parapply.engine.intake import BatchSizing, Closing, Throttle
 from parapply.engine.job import Alone, LargeJob, SetJob
-from parapply.engine.pace import BatchSizing
-from parapply.engine.throttle import Throttle
 from parapply.errors import ParapplyError
 from parapply.plan.batch import Batch, Limits
 from parapply.plan.steps import is_serial

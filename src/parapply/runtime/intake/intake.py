@@ -12,8 +12,7 @@ from parapply.plan.steps import check_plans
 from parapply.wire.messages import BeginPrepare, Prepare
 
 if TYPE_CHECKING:
-    from parapply.engine.intake import DueTimes, Room
-    from parapply.engine.throttle import Throttle
+    from parapply.engine.intake import DueTimes, Room, Throttle
     from parapply.model import Transaction
     from parapply.runtime.intake.admission import Admission
     from parapply.runtime.intake.batcher import Batcher

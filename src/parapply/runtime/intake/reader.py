@@ -9,8 +9,7 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from parapply.engine.intake import DRAIN_BYTES
-from parapply.engine.pace import SHORTEST_JUDGED_S, Gathering
+from parapply.engine.intake import DRAIN_BYTES, SHORTEST_JUDGED_S, Gathering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
