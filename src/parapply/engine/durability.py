@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from parapply.engine.state import covers
 from parapply.errors import SourceLost
 from parapply.model import format_lsn
-from parapply.plan.watermark import covers
 
 if TYPE_CHECKING:
     from parapply.engine.flight import Flight

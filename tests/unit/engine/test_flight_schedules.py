@@ -11,10 +11,10 @@ from hypothesis import settings
 from parapply.engine.durability import Durability
 from parapply.engine.flight import CommitTurn, Flight, News, Turns
 from parapply.engine.stalls import Stalls
+from parapply.engine.state import Watermark
 from parapply.plan import scheduler
 from parapply.plan.overlap import overlaps
 from parapply.plan.scheduler import Scheduler
-from parapply.plan.watermark import Watermark
 from parapply.vocabulary import WaitKind
 from tests.simulate import core
 from tests.simulate.draws import Draws, Violation, shrink

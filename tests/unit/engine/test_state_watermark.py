@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parapply.plan.watermark import Watermark, covers
+from parapply.engine.state import Watermark, covers
 
 
 class Naive:
