@@ -32,7 +32,7 @@ MODULES: Final = (
     "wire.assembler",
     "plan.keys",
     "plan.segments",
-    "plan.flight",
+    "plan.scheduler",
     "plan.batch",
     "target.sql.whole_rows",
 )

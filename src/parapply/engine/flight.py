@@ -20,7 +20,7 @@ from parapply.plan.scheduler import Scheduler
 if TYPE_CHECKING:
     from parapply.engine.state import EngineState
     from parapply.plan.batch import Batch
-    from parapply.plan.waits import Wait
+    from parapply.plan.scheduler import Wait
 
 
 #: Changes of a batch that is executed and committed in one flight, if it has its turn when it begins: without a backlog

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from parapply.plan.batch import Batch
     from parapply.plan.commands import JudgedFrames
     from parapply.plan.halving import Halving
+    from parapply.plan.scheduler import Wait
     from parapply.plan.table import TablePlan
-    from parapply.plan.waits import Wait
 
 
 _relation_at = struct.Struct(">I").unpack_from
