@@ -15,7 +15,7 @@ from parapply.engine.flight import Flight
 from parapply.engine.job import StreamJob
 from parapply.engine.state import EngineState
 from parapply.plan.batch import Batch
-from parapply.plan.plans import Plans
+from parapply.plan.table import Plans
 from parapply.runtime.apply.kit import ApplyRules, WorkerKit
 from parapply.runtime.apply.large import LargeApply
 from parapply.runtime.apply.pieces import PlannedPiece

@@ -18,9 +18,8 @@ from parapply.wire.rows import DELETE, INSERT, KIND_AT, MARK_AT, RELATION_AT, TR
 if TYPE_CHECKING:
     import cython  # read by the compiler only
 
-    from parapply.plan.plans import Plans
     from parapply.plan.segments import Taker
-    from parapply.plan.table import TablePlan
+    from parapply.plan.table import Plans, TablePlan
 else:
     from parapply import uncompiled as cython
 

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
 from parapply.plan.batch import Batch
-from parapply.plan.plans import Plans
 from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep, is_serial, ordered_changes
-from parapply.plan.table import ForeignKey, Lane
+from parapply.plan.table import ForeignKey, Lane, Plans
 from parapply.plan.table_changes import NetSegment, RowSegment
 from tests import build
 from tests.unit.changes_model import BY_ROW, KEYLESS, NUMERIC, PAIR, PLAIN, SERIAL, SPECS, Side, Spec

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from parapply.engine.job import SetJob
     from parapply.model import Relation, Transaction
-    from parapply.plan.plans import Plans
+    from parapply.plan.table import Plans
     from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import Repair
     from parapply.runtime.apply.transaction import TargetTransaction

@@ -16,7 +16,7 @@ from parapply.engine.job import LargeJob, SetJob
 from parapply.engine.state import EngineState
 from parapply.errors import ProtocolError
 from parapply.plan.copy_starts import CopyStarts
-from parapply.plan.plans import Plans
+from parapply.plan.table import Plans
 from parapply.runtime.intake import admission
 from parapply.runtime.intake.admission import Admission
 from parapply.runtime.intake.batcher import Batcher

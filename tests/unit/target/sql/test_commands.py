@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from parapply.errors import ProtocolError
 from parapply.plan.batch import Batch
-from parapply.plan.plans import Plans
 from parapply.plan.scheduler import Scheduler
 from parapply.plan.steps import ordered_changes
-from parapply.plan.table import RowTrigger
+from parapply.plan.table import Plans, RowTrigger
 from parapply.plan.table_changes import NET_REPLACE
 from parapply.target.catalogue.match import match
 from parapply.target.session.pipeline import ANY_COUNT
