@@ -31,7 +31,7 @@ MODULES: Final = (
     "wire.rows",
     "wire.assembler",
     "plan.keys",
-    "plan.segments",
+    "plan.table_changes",
     "plan.scheduler",
     "plan.batch",
     "target.sql.whole_rows",

@@ -2,7 +2,7 @@
 
 cimport cython
 from parapply.model cimport Transaction
-from parapply.plan.segments cimport NetSegment
+from parapply.plan.table_changes cimport NetSegment
 from parapply.wire.walk cimport tag_of
 
 cdef unsigned char _INSERT, _DELETE

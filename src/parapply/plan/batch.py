@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 from parapply.model import Relation, Transaction
 from parapply.plan.foreign_keys import can_order, overlaps_itself
-from parapply.plan.segments import NetSegment
 from parapply.plan.steps import OrderedStep, Step, TablesStep, TruncateStep, is_serial, ordered_changes, truncate_step
-from parapply.plan.table_changes import NotASet, TableChanges
+from parapply.plan.table_changes import NetSegment, NotASet, TableChanges
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, MARK_AT, RELATION_AT, TRUNCATE, malformed
 
 if TYPE_CHECKING:
     import cython  # read by the compiler only
 
-    from parapply.plan.segments import Taker
     from parapply.plan.table import Plans, TablePlan
+    from parapply.plan.table_changes import Taker
 else:
     from parapply import uncompiled as cython
 

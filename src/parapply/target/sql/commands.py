@@ -61,10 +61,9 @@ from parapply.wire.rows import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from parapply.plan.segments import Effects
     from parapply.plan.steps import Step
     from parapply.plan.table import TablePlan
-    from parapply.plan.table_changes import TableChanges
+    from parapply.plan.table_changes import Effects, TableChanges
     from parapply.target.sql.whole_rows import Group
     from parapply.wire.rows import KeptRow
 
