@@ -23,7 +23,7 @@ from parapply.model import Transaction, Until
 from parapply.plan.batch import Batch
 from parapply.plan.scheduler import KeysInFlight, overlaps
 from parapply.vocabulary import WorkerState
-from parapply.wire.frames import Keepalive
+from parapply.wire.copy import Keepalive
 from tests.simulate.apply import Applying
 from tests.simulate.commits import Commits, Entry
 from tests.simulate.draws import Draws, Violation

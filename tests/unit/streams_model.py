@@ -26,8 +26,7 @@ from parapply.runtime.pool.pool import WorkerPool, give_way
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.spill import Spill
 from parapply.wire.assembler import OVERHEAD_BYTES, Assembler
-from parapply.wire.chunk import Chunk
-from parapply.wire.messages import StreamAbort
+from parapply.wire.messages import Chunk, StreamAbort
 from tests import build
 
 if TYPE_CHECKING:

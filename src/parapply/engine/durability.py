@@ -19,7 +19,7 @@ from parapply.model import format_lsn
 if TYPE_CHECKING:
     from parapply.engine.flight import Flight
     from parapply.model import Until
-    from parapply.wire.frames import Keepalive
+    from parapply.wire.copy import Keepalive
 
 #: Seconds between two answers at least: a publisher that is shutting down asks again as soon as it is answered.
 _REPLY_S: Final = 0.05

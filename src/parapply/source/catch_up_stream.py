@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from parapply.source.catch_up import CatchUp
     from parapply.source.range_order import RangesEnd
     from parapply.source.slot import Connection, SlotFacts, SourceFacts
-    from parapply.wire.frames import Keepalive
+    from parapply.wire.copy import Keepalive
 
 
 class CatchUpStream:

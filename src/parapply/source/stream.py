@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from parapply.errors import SlotBusy, SourceLost, SourceRefused
 from parapply.model import POSTGRES_EPOCH_US
 from parapply.source.transport import CopyFailed, transport_of
-from parapply.wire.frames import Keepalive, parse_keepalive, status_update
+from parapply.wire.copy import Keepalive, parse_keepalive, status_update
 
 if TYPE_CHECKING:
     from collections.abc import Callable

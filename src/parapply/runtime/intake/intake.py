@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from parapply.runtime.intake.admission import Admission
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.intake.special import SpecialTransactions
-    from parapply.wire.frames import Keepalive
+    from parapply.wire.copy import Keepalive
 
 #: Seconds between two looks at the publisher's clock, which may be set, while a transaction is not due.
 _LOOK_S: Final = 1.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from parapply.model import Relation, Transaction
     from parapply.source.slot_stream import SlotStream
     from parapply.wire.assembler import Assembler
-    from parapply.wire.frames import Keepalive
+    from parapply.wire.copy import Keepalive
     from parapply.wire.omission import Omission
 
 #: Bytes of a few keep-alives. A transaction has more.

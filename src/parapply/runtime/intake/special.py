@@ -15,8 +15,8 @@ from parapply.plan.batch import Batch
 from parapply.runtime.intake.commands import check_not_prepared
 from parapply.runtime.pool.pool import give_way
 from parapply.runtime.pool.streams import piece_of
-from parapply.wire.chunk import Chunk
 from parapply.wire.messages import (
+    Chunk,
     CommitPrepared,
     Prepare,
     RollbackPrepared,

@@ -31,7 +31,7 @@ from parapply.runtime.shares import share_of
 from parapply.spill import Spill
 from parapply.target.state.slots import SlotState
 from parapply.wire.assembler import Assembler
-from parapply.wire.frames import Keepalive
+from parapply.wire.copy import Keepalive
 from tests import build
 from tests.unit.changes_model import PLAIN
 
