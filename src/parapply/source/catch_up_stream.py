@@ -21,8 +21,7 @@ from parapply.source.failover import check_same
 from parapply.source.range_order import RangeOrder
 from parapply.source.ranges import CopyRefused, RangeFront, RangeReader
 from parapply.source.slot import source_errors
-from parapply.source.stream import ReplicationStream
-from parapply.source.transport import transport_of
+from parapply.source.stream import ReplicationStream, transport_of
 from parapply.tasks import end_tasks
 from parapply.vocabulary import Reading
 
