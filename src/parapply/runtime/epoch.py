@@ -33,8 +33,7 @@ from parapply.runtime.control.later_commands import LaterCommands
 from parapply.runtime.control.progress import Progress
 from parapply.runtime.control.requests import Awaited, Requests
 from parapply.runtime.control.sequence_carrier import SequenceCarrier
-from parapply.runtime.intake.admission import Admission
-from parapply.runtime.intake.batcher import Batcher
+from parapply.runtime.intake.batcher import Admission, Batcher
 from parapply.runtime.intake.commands import CommandTransactions
 from parapply.runtime.intake.intake import Intake
 from parapply.runtime.intake.reader import SlotReader

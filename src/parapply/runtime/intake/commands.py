@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from parapply.config import DdlConfig
     from parapply.model import Relation, Transaction
     from parapply.plan.commands import JudgedFrames
-    from parapply.runtime.intake.admission import Admission
+    from parapply.runtime.intake.batcher import Admission
 
 
 _ALTER_SCHEMA: Final = "ALTER SCHEMA"

@@ -14,8 +14,7 @@ from parapply.wire.messages import BeginPrepare, Prepare
 if TYPE_CHECKING:
     from parapply.engine.intake import DueTimes, Room, Throttle
     from parapply.model import Transaction
-    from parapply.runtime.intake.admission import Admission
-    from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.intake.batcher import Admission, Batcher
     from parapply.runtime.intake.special import SpecialTransactions
     from parapply.wire.copy import Keepalive
 

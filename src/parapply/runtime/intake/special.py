@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from parapply.engine.job import Job
     from parapply.model import Transaction
     from parapply.plan.commands import JudgedFrames
-    from parapply.runtime.intake.admission import Admission
+    from parapply.runtime.intake.batcher import Admission
     from parapply.runtime.intake.commands import CommandTransactions
     from parapply.runtime.pool.streams import StreamBuffer, StreamBuffers
 
