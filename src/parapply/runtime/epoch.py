@@ -24,10 +24,9 @@ from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SlotLost, S
 from parapply.logs import get_logger
 from parapply.model import format_lsn, format_time
 from parapply.retention import wal_limit
-from parapply.runtime.apply.command_rules import command_rules
 from parapply.runtime.apply.conflicts import ConflictHandler
 from parapply.runtime.apply.deadlocks import StallCheck
-from parapply.runtime.apply.kit import ApplyRules, WorkerKit
+from parapply.runtime.apply.transaction import ApplyRules, WorkerKit, command_rules
 from parapply.runtime.control.catch_up_watch import CatchUpWatch
 from parapply.runtime.control.later_commands import LaterCommands
 from parapply.runtime.control.progress import Progress

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from parapply.engine.job import Attempts, Resume, SetJob
     from parapply.model import Transaction
     from parapply.plan.table import Plans, TablePlan
-    from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import Repair
-    from parapply.runtime.apply.transaction import TargetTransaction
+    from parapply.runtime.apply.transaction import TargetTransaction, WorkerKit
     from parapply.target.sql.commands import Command
 
 
