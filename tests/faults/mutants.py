@@ -63,7 +63,7 @@ def _dependencies_dropped() -> None:
     def meet(earlier: Batch, later: Batch) -> list[Overlap]:
         return overlaps(earlier, later) if earlier.runs_alone or later.runs_alone else []
 
-    scheduler.overlaps = meet  # type: ignore[attr-defined]
+    scheduler.overlaps = meet
 
 
 def _aborts_ignored() -> None:

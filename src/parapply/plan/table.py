@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import struct
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from parapply.errors import ParapplyError, ProtocolError
 from parapply.model import Relation
-from parapply.quoting import identifier
+from parapply.quoting import identifier, qualified
 from parapply.wire.rows import KIND_AT, RELATION_AT, malformed
 
 if TYPE_CHECKING:
@@ -137,6 +138,15 @@ class UniqueKey(msgspec.Struct, frozen=True, kw_only=True):
     equalities: tuple[Equality, ...]  # never UNKNOWN
     is_nulls_distinct: bool
     is_old_sent: bool  # the old row of every update and delete holds the value that is freed
+
+
+def table_name(facts: TableFacts) -> str:
+    """Return the table's quoted name with its schema, without ONLY."""
+    return _qualified(facts.schema, facts.name)
+
+
+# Each batch asks for the names of its tables.
+_qualified = lru_cache(maxsize=16_384)(qualified)
 
 
 class ForeignKey(msgspec.Struct, frozen=True, kw_only=True):

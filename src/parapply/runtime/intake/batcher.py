@@ -394,7 +394,7 @@ class Admission:
     def admits_runs(self) -> bool:
         """Return whether plain transactions need no other question than `is_plain`: no table is special."""
         plans = self._tables.plans
-        return not (plans.refused or plans.may_be_serial or self.starts.is_active)
+        return not (plans.refused or plans.may_be_serial or self.starts.apart)
 
     def is_plain(self, transaction: Transaction) -> bool:
         """Return whether a transaction is whole, announces nothing and cannot be committed here already."""

@@ -116,7 +116,7 @@ class Intake:
     def worker_changed(self) -> None:
         """Note that a worker is idle or a batch has committed; called by the worker pool."""
         self._has_room.set()
-        self._commands.pool_changed()
+        self._commands.moved.set()
         if self._pool.flight.state.is_idle:
             self._reader.end_pause()
         self._batcher.close_if_due()
@@ -245,7 +245,7 @@ class Intake:
             if isinstance(event, Prepare) and self._admission.is_prepared(event):
                 self._special.record_prepared(transaction, event)
             return
-        if self._admission.starts.is_active:
+        if self._admission.starts.apart:
             transaction = await self._admission.without_skipped(transaction)
         if not (transaction.is_first and transaction.is_last):
             await self._batcher.add_piece(transaction)
