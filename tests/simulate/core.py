@@ -463,7 +463,6 @@ class Schedule:
         job = self._large
         if job is None:
             batch = self._new_batch(event)
-            batch.is_large = True
             job = self._large = LargeJob(batch, {}, [], 0)  # type: ignore[arg-type]
             self._alone(job)
         self.flight.count_in(PIECE_BYTES)
@@ -522,7 +521,6 @@ class Schedule:
         else:
             job.batch = batch
         job.prepare = message_of(event) if event.kind == "prepare" else None  # type: ignore[assignment]
-        batch.is_large = True
         self._alone(job)
 
     # The stall check, as `runtime/apply/deadlocks.py` does it.

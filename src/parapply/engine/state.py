@@ -14,7 +14,6 @@ from parapply.vocabulary import DaemonState
 if TYPE_CHECKING:
     from parapply.engine.job import Job
 
-
 #: Bytes before which nothing that commits can end, counted from the end of a record. A page's header takes that much, a
 #: record's own header no less, and a commit has more than its header; at the start of a segment the page's takes more.
 #: Source: PostgreSQL's `xlog_internal.h` (SizeOfXLogShortPHD, SizeOfXLogLongPHD), `xlogrecord.h` (SizeOfXLogRecord).
@@ -53,11 +52,6 @@ class Watermark:
         self.high_lsn = low_lsn
         self._open: deque[int] = deque()
         self._done: set[int] = set()
-
-    @property
-    def is_idle(self) -> bool:
-        """Return whether everything opened is committed."""
-        return not self._open
 
     def open(self, end_lsn: int) -> None:
         """Register a batch by its last end LSN; calls come in source order."""

@@ -27,7 +27,6 @@ cdef class Batch:
     cdef public bint has_foreign_keys
     cdef public bint is_barrier
     cdef public bint is_fence
-    cdef public bint is_large
     cdef public bint is_serial
     cdef public bint is_suspect
     cdef public bint has_truncate

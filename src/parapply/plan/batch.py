@@ -82,7 +82,6 @@ class Batch:
         "has_truncate",
         "is_barrier",
         "is_fence",
-        "is_large",
         "is_serial",
         "is_suspect",
         "n_changes",
@@ -113,8 +112,6 @@ class Batch:
         self.is_fence = False
         #: True if a plan of its tables has foreign keys that matter. Known when it is closed.
         self.has_foreign_keys = False
-        #: One large transaction in pieces. Raw frames are not kept, so a failure replays the stream.
-        self.is_large = False
         #: Code on the target may see the order and the limits of its transactions: each is a target transaction of its
         #: own, row by row, one after the other.
         self.is_serial = False
@@ -305,7 +302,7 @@ class Batch:
             self.first_commit_time_us = transaction.commit_time_us
         if not (transaction.is_first and transaction.is_last):
             # The tables and keys of later pieces are unknown, so nothing may run alongside this one.
-            self.is_large = self.is_barrier = True
+            self.is_barrier = True
         self.transactions.append(transaction)
         # Only the last piece of a large transaction knows where it ends.
         self.first_lsn = self.first_lsn or transaction.end_lsn

@@ -232,7 +232,7 @@ class Batcher:
             self.close_open()
             job = self._large = LargeJob(self.new_batch(), self.plans_now, asyncio.Queue(_PIECES), piece.commit_lsn)
             job.times.received_s = self.reader.heard_s
-            job.batch.is_barrier = job.batch.is_large = True
+            job.batch.is_barrier = True
             job.batch.first_commit_time_us = job.batch.commit_time_us = piece.commit_time_us
             self.pool.submit(job, self._clock())
             self._note_alone(job, piece)

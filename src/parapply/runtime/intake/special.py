@@ -139,7 +139,6 @@ class SpecialTransactions:
             job.batch = batch
         job.prepare = message if isinstance(message, StreamPrepare) else None
         job.commands = commands
-        job.batch.is_large = True
         self._submit_alone(job, event)
         if has_commands:
             await self.commands.after(stream.relations)
