@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from parapply.config import TableConfig
     from parapply.config_mapping import MappingConfig
-    from parapply.conflict.rules import Rules
+    from parapply.conflict.policies import Rules
     from parapply.model import Relation
     from parapply.plan.batch import Batch
     from parapply.plan.table import Replacement, TablePlan
