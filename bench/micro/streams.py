@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from parapply.model import Column, Relation
-from parapply.plan.plans import Plans
-from parapply.plan.table import ColumnFacts, Equality, ForeignKeyFacts, Lane, TableFacts, UniqueFacts
+from parapply.plan.table import ColumnFacts, Equality, ForeignKeyFacts, Lane, Plans, TableFacts, UniqueFacts
 from parapply.target.catalogue.match import match
 from tests import build
 

@@ -69,7 +69,7 @@ MAX_WORKERS = 16
 FIRST_WORKERS = 4
 FEWEST_WORKERS = 2
 #: Source transactions a target transaction at most. Batches begin smaller and grow while the target is quick with them
-#: (engine/pace.py); the gain of larger sets a row levels off before this.
+#: (engine/intake.py); the gain of larger sets a row levels off before this.
 MAX_BATCH_TRANSACTIONS = 20_000
 #: Row changes a target transaction at most, for the same reason.
 MAX_BATCH_CHANGES = 20_000

@@ -46,13 +46,6 @@ class MappingConfig(msgspec.Struct, frozen=True):
             )
 
     @property
-    def renames(self) -> bool:
-        """Return whether a table has another name on the target."""
-        return any(
-            place.name not in {"", name} for places in (self.tables, self.schemas) for name, place in places.items()
-        )
-
-    @property
     def is_empty(self) -> bool:
         """Return whether all tables are as on the publisher, be it without rows."""
         return not (self.tables or self.schemas)

@@ -13,7 +13,7 @@ import click
 import msgspec
 from psycopg import sql
 
-from parapply.conflict.rules import Rules
+from parapply.conflict.policies import Rules
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
 from parapply.source import failover, refusals, slot, waits

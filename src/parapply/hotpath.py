@@ -31,8 +31,8 @@ MODULES: Final = (
     "wire.rows",
     "wire.assembler",
     "plan.keys",
-    "plan.segments",
-    "plan.flight",
+    "plan.table_changes",
+    "plan.scheduler",
     "plan.batch",
     "target.sql.whole_rows",
 )

@@ -27,6 +27,11 @@ def format_lsn(lsn: int) -> str:
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
+def lsn_text(lsn: int | None) -> str | None:
+    """Return an LSN for SQL or JSON; None is NULL."""
+    return None if lsn is None else format_lsn(lsn)
+
+
 def parse_lsn(text: str) -> int:
     """Return the number of an LSN like ``16/B374D848``.
 

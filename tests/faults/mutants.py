@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parapply.plan import scheduler
-from parapply.plan.overlap import overlaps
-from parapply.plan.scheduler import Scheduler
+from parapply.plan.scheduler import Scheduler, overlaps
 from parapply.runtime.control.progress import Progress
 from parapply.runtime.pool.streams import StreamBuffers
 from parapply.target.session.pipeline import Statement
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from parapply.engine.job import Job
     from parapply.plan.batch import Batch
-    from parapply.plan.overlap import Overlap
+    from parapply.plan.scheduler import Overlap
     from parapply.target.session.session import Proof, Record
     from parapply.wire.messages import StreamAbort
 
@@ -64,7 +63,7 @@ def _dependencies_dropped() -> None:
     def meet(earlier: Batch, later: Batch) -> list[Overlap]:
         return overlaps(earlier, later) if earlier.runs_alone or later.runs_alone else []
 
-    scheduler.overlaps = meet  # type: ignore[attr-defined]
+    scheduler.overlaps = meet
 
 
 def _aborts_ignored() -> None:

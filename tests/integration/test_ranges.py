@@ -15,8 +15,7 @@ from parapply.model import format_lsn, parse_lsn
 from parapply.source import options, slot
 from parapply.source.catch_up import CatchUp, RangeLimits, range_options
 from parapply.source.catch_up_stream import CatchUpStream
-from parapply.source.stream import ReplicationStream
-from parapply.source.transport import transport_of
+from parapply.source.stream import ReplicationStream, transport_of
 from parapply.tasks import end_tasks
 from parapply.vocabulary import Reading
 

@@ -44,6 +44,13 @@ def known_at(facts: slot.SourceFacts, lsn: int) -> refusals.KnownPosition:
     return refusals.KnownPosition(system_identifier=facts.system_identifier, timeline=1, low_lsn=lsn, high_lsn=lsn)
 
 
+async def _verified(
+    conn: slot.Connection, login: Login, name: str, known: refusals.KnownPosition | None
+) -> slot.SourceFacts:
+    """Look at the publisher, and return the facts if a stream may start."""
+    return await refusals.check(conn, await slot.inspect(conn, name), login, name, known)
+
+
 @pytest.mark.pg_majors(15, 16, 18)
 def test_facts_and_life_of_a_slot(source_db: Database) -> None:
     """A slot is made, found with its position and dropped; a second one of its name is refused."""
@@ -63,10 +70,10 @@ def test_facts_and_life_of_a_slot(source_db: Database) -> None:
         with pytest.raises(SourceRefused, match="already exists"):
             await slot.create_slot(conn, name)
         known = known_at(facts, start_lsn)
-        await refusals.verify(conn, Login(source_db.dsn), name, known)
+        await _verified(conn, Login(source_db.dsn), name, known)
         await slot.drop_slot(conn, name)
         with pytest.raises(SourceRefused, match="no longer"):
-            await refusals.verify(conn, Login(source_db.dsn), name, known)
+            await _verified(conn, Login(source_db.dsn), name, known)
 
     on_source(source_db.dsn, work)
     (identifier,) = source_db.rows("SELECT system_identifier::text FROM pg_control_system()")[0]
@@ -86,7 +93,7 @@ def test_slots_of_other_kinds_are_refused(source_db: Database) -> None:
         name = new_name()
         source_db.execute(maker.format(name))
         with pytest.raises(SourceRefused, match=reason):
-            on_source(source_db.dsn, lambda conn, name=name: refusals.verify(conn, Login(source_db.dsn), name, None))  # type: ignore[misc]
+            on_source(source_db.dsn, lambda conn, name=name: _verified(conn, Login(source_db.dsn), name, None))  # type: ignore[misc]
         source_db.execute(sql.SQL("SELECT pg_drop_replication_slot({})").format(sql.Literal(name)))
 
 
@@ -170,7 +177,7 @@ def test_invalidated_slot_is_refused(own_servers: OwnServers) -> None:
         server.execute("SELECT pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()")
         server.execute("CHECKPOINT")
     with pytest.raises(SourceRefused, match=r"invalidated by the publisher \(wal_removed\)"):
-        on_source(server.dsn(), lambda conn: refusals.verify(conn, Login(server.dsn()), "s", None))
+        on_source(server.dsn(), lambda conn: _verified(conn, Login(server.dsn()), "s", None))
     lost = on_source(server.dsn(), lambda conn: slot.read_slot(conn, "s"))
     assert lost is not None
     assert (lost.wal_status, lost.retained_bytes(kept.confirmed_flush_lsn or 0)) == ("lost", None)
@@ -189,7 +196,7 @@ def test_promotion_is_judged_by_its_switch_point(own_servers: OwnServers, pg_maj
     server.start()
     # From version 16 on a standby decodes, and the slot is looked for.
     with pytest.raises(SourceRefused, match="standby" if pg_major < 16 else "'s' does not exist"):
-        on_source(dsn, lambda conn: refusals.verify(conn, Login(dsn), "s", None))
+        on_source(dsn, lambda conn: _verified(conn, Login(dsn), "s", None))
     server.execute("SELECT pg_promote()")
     server.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
     after = on_source(dsn, lambda conn: slot.inspect(conn, "s"))
@@ -198,7 +205,7 @@ def test_promotion_is_judged_by_its_switch_point(own_servers: OwnServers, pg_maj
     assert before.flush_lsn <= history[1] <= after.flush_lsn
 
     def verify(low_lsn: int) -> None:
-        on_source(dsn, lambda conn: refusals.verify(conn, Login(dsn), "s", known_at(before, low_lsn)))
+        on_source(dsn, lambda conn: _verified(conn, Login(dsn), "s", known_at(before, low_lsn)))
 
     with pytest.raises(SourceRefused, match=f"left it at {format_lsn(history[1])}"):
         verify(history[1] + 1)
@@ -224,4 +231,4 @@ def test_a_recreated_slot_is_a_gap(source_db: Database) -> None:
     facts = on_source(source_db.dsn, lambda conn: slot.inspect(conn, name))
     known = known_at(facts, start_lsn)
     with pytest.raises(SourceRefused, match="made again"):
-        on_source(source_db.dsn, lambda conn: refusals.verify(conn, Login(source_db.dsn), name, known))
+        on_source(source_db.dsn, lambda conn: _verified(conn, Login(source_db.dsn), name, known))

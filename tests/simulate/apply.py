@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parapply.engine.flight import Given, LetGo, News
+from parapply.engine.flight import CommitTurn, Given, LetGo, News
 from parapply.engine.job import Attempts, LargeJob, OutcomeJob, Resume, SetJob, StreamJob
-from parapply.engine.turns import CommitTurn
 from parapply.plan.halving import Form, Halving
 from parapply.vocabulary import WorkerState
 from parapply.wire.messages import CommitPrepared, Prepare, RollbackPrepared

@@ -20,12 +20,10 @@ from parapply.engine.stalls import AT_WORK, Stalls, executed_now
 from parapply.engine.state import EngineState
 from parapply.engine.workers import LoadSample, Scaling
 from parapply.model import Transaction, Until
-from parapply.plan import scheduler
 from parapply.plan.batch import Batch
-from parapply.plan.flight import KeysInFlight
-from parapply.plan.overlap import overlaps
+from parapply.plan.scheduler import KeysInFlight, overlaps
 from parapply.vocabulary import WorkerState
-from parapply.wire.frames import Keepalive
+from parapply.wire.copy import Keepalive
 from tests.simulate.apply import Applying
 from tests.simulate.commits import Commits, Entry
 from tests.simulate.draws import Draws, Violation
@@ -48,7 +46,7 @@ _REPORTING: Final = Reporting(
     advance_interval_s=0.1, status_interval_s=10, receive_timeout_s=60, is_apply_durable=False, until=Until()
 )
 _SCALED: Final = (0.1, 2.0, 20.0, 70.0)
-#: Tables of keys in flight that no epoch uses: each is a megabyte of zeros, which takes longer to make than an epoch.
+#: Tables of keys in flight that no epoch uses: to fill the pages of a new one takes longer than an epoch.
 _SPARE: Final[list[KeysInFlight]] = []
 
 
@@ -201,13 +199,10 @@ class Schedule:
 
     def _new_flight(self) -> Flight:
         self._give_back_keys()
-        if not _SPARE:
-            return Flight(self.state)
-        vars(scheduler)["KeysInFlight"] = _SPARE.pop
-        try:
-            return Flight(self.state)
-        finally:
-            vars(scheduler)["KeysInFlight"] = KeysInFlight
+        flight = Flight(self.state)
+        if _SPARE:
+            flight._scheduler._keys = _SPARE.pop()
+        return flight
 
     def _new_applying(self) -> Applying:
         return Applying(self.flight, self.commits, self.draws, self.seen)
@@ -468,7 +463,6 @@ class Schedule:
         job = self._large
         if job is None:
             batch = self._new_batch(event)
-            batch.is_large = True
             job = self._large = LargeJob(batch, {}, [], 0)  # type: ignore[arg-type]
             self._alone(job)
         self.flight.count_in(PIECE_BYTES)
@@ -527,7 +521,6 @@ class Schedule:
         else:
             job.batch = batch
         job.prepare = message_of(event) if event.kind == "prepare" else None  # type: ignore[assignment]
-        batch.is_large = True
         self._alone(job)
 
     # The stall check, as `runtime/apply/deadlocks.py` does it.

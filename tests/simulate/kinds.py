@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from parapply.engine.turns import CommitTurn
+from parapply.engine.flight import CommitTurn
 from tests.simulate import core, models
 
 if TYPE_CHECKING:

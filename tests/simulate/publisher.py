@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from parapply.model import Transaction
-from parapply.plan.plans import Plans
+from parapply.plan.table import Plans
 from tests import build
 from tests.simulate.source import Batches, Event
 from tests.simulate.tables import Change, Refused, Session, Tables

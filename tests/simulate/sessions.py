@@ -13,8 +13,8 @@ from tests.simulate.tables import Session
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
+    from parapply.engine.flight import CommitTurn
     from parapply.engine.job import Job
-    from parapply.engine.turns import CommitTurn
     from parapply.model import Transaction
     from parapply.plan.batch import Batch
     from tests.simulate.commits import Entry

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.model import Transaction
-    from parapply.plan.plans import Plans
+    from parapply.plan.table import Plans
 
 #: Streams that so many schedules share, in turn: to draw one takes longer than to play a schedule.
 _SOURCES: Final = 256

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hypothesis import strategies as st
 
 from parapply.plan.batch import Batch
-from parapply.plan.plans import Plans
+from parapply.plan.table import Plans
 from parapply.wire.assembler import Assembler
 from tests import build
 from tests.unit.changes_model import SPECS, Side, Spec, Values

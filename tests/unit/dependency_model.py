@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from parapply.model import FRAME_HEADER_BYTES, Transaction
 from parapply.plan.batch import Batch
 from parapply.plan.keys import key_reader
-from parapply.plan.plans import Plans
-from parapply.plan.table import Lane
+from parapply.plan.table import Lane, Plans
 from parapply.wire.decode import decode
 from parapply.wire.messages import Delete, Insert, Truncate, TupleData, Update
 from parapply.wire.rows import NULL, Row

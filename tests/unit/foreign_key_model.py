@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from parapply.model import FRAME_HEADER_BYTES, Transaction
-from parapply.plan.plans import Plans
 from parapply.plan.scheduler import Scheduler
-from parapply.plan.table import Equality, ForeignKey, TablePlan, UniqueKey
+from parapply.plan.table import Equality, ForeignKey, Plans, TablePlan, UniqueKey
 from parapply.plan.table_changes import NET_ABSENT, NET_DELETE, NET_INSERT, NET_REPLACE, NET_UPDATE, NetSegment
 from parapply.target.catalogue.match import match
 from parapply.wire.decode import decode

@@ -10,10 +10,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from parapply.engine.flight import Flight
+from parapply.engine.flight import CommitTurn, Flight
 from parapply.engine.job import SetJob
 from parapply.engine.state import EngineState
-from parapply.engine.turns import CommitTurn
 from parapply.model import FRAME_HEADER_BYTES
 from parapply.plan.steps import TablesStep, TruncateStep
 from parapply.plan.table_changes import NET_ABSENT, NET_DELETE, NET_INSERT, NetSegment, RowSegment

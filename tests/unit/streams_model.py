@@ -15,19 +15,17 @@ from parapply.engine.flight import Flight
 from parapply.engine.job import StreamJob
 from parapply.engine.state import EngineState
 from parapply.plan.batch import Batch
-from parapply.plan.plans import Plans
-from parapply.runtime.apply.kit import ApplyRules, WorkerKit
+from parapply.plan.table import Plans
 from parapply.runtime.apply.large import LargeApply
 from parapply.runtime.apply.pieces import PlannedPiece
 from parapply.runtime.apply.repair import Repair
 from parapply.runtime.apply.streamed import StreamApply
-from parapply.runtime.apply.transaction import TargetTransaction
+from parapply.runtime.apply.transaction import ApplyRules, TargetTransaction, WorkerKit
 from parapply.runtime.pool.pool import WorkerPool, give_way
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.spill import Spill
 from parapply.wire.assembler import OVERHEAD_BYTES, Assembler
-from parapply.wire.chunk import Chunk
-from parapply.wire.messages import StreamAbort
+from parapply.wire.messages import Chunk, StreamAbort
 from tests import build
 
 if TYPE_CHECKING:
@@ -36,10 +34,10 @@ if TYPE_CHECKING:
 
     from parapply.engine.job import LargeJob
     from parapply.model import Relation, Transaction
-    from parapply.runtime.apply.command_rules import CommandRules
     from parapply.runtime.apply.conflicts import ConflictHandler
     from parapply.runtime.apply.ddl import PiecesWithCommands
     from parapply.runtime.apply.pieces import Pieces
+    from parapply.runtime.apply.transaction import CommandRules
     from parapply.runtime.pool.streams import StreamBuffer
     from parapply.runtime.pool.two_phase import TwoPhase
     from parapply.runtime.tables.plans import TablePlans

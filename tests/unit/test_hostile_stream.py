@@ -17,15 +17,13 @@ from hypothesis import strategies as st
 from parapply.errors import ParapplyError, ProtocolError, TargetRefused
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
 from parapply.plan.batch import Batch
-from parapply.plan.plans import Plans
 from parapply.plan.steps import ordered_changes
-from parapply.plan.table import ColumnFacts, Equality
+from parapply.plan.table import ColumnFacts, Equality, Plans
 from parapply.target.catalogue.match import match
 from parapply.target.sql.commands import CommandBuilder
 from parapply.wire.assembler import Assembler
-from parapply.wire.copy import BUFFER_BYTES, CopyReader, RowReader
+from parapply.wire.copy import BUFFER_BYTES, CopyReader, RowReader, parse_keepalive
 from parapply.wire.decode import decode
-from parapply.wire.frames import parse_keepalive
 from parapply.wire.messages import RelationMessage
 from tests.fixtures.recorded import STREAMS, frames_of
 from tests.unit.plans import table

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from parapply.plan import values
 from parapply.plan.keys import key_reader
-from parapply.plan.overlap import overlaps
-from parapply.plan.scheduler import Scheduler
+from parapply.plan.scheduler import Scheduler, overlaps
 from parapply.plan.table_changes import TableChanges
 from parapply.runtime.pool.pool import WorkerPool
 from tests.unit.changes_stream import one_of_all
@@ -23,10 +22,10 @@ from tests.unit.pool_model import check_equal
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from parapply.engine.flight import CommitTurn
     from parapply.engine.job import Job
-    from parapply.engine.turns import CommitTurn
     from parapply.plan.batch import Batch
-    from parapply.plan.overlap import Overlap
+    from parapply.plan.scheduler import Overlap
 
     Mutant = Callable[[pytest.MonkeyPatch], None]
 

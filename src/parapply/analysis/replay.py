@@ -21,14 +21,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.analysis.stream import BEGIN_US, HOT, table_plan
 from parapply.config import LINGER_S, MEMORY_LIMIT_BYTES, STALL_CHECK_S
-from parapply.engine.flight import Flight, Given
-from parapply.engine.intake import DRAIN_BYTES, Closing, Room
+from parapply.engine.flight import ONE_FLIGHT, Answer, CommitTurn, Flight, Given
+from parapply.engine.intake import DRAIN_BYTES, BatchSizing, Closing, Room
 from parapply.engine.job import SetJob
-from parapply.engine.pace import BatchSizing
 from parapply.engine.shares import Share
 from parapply.engine.stalls import Stalls
 from parapply.engine.state import EngineState
-from parapply.engine.turns import ONE_FLIGHT, Answer, CommitTurn
 from parapply.plan.batch import LEAST_THIN_TABLES, Batch, Limits
 from parapply.plan.table_changes import TableChanges
 from parapply.vocabulary import WorkerState

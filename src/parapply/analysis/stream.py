@@ -21,8 +21,7 @@ from parapply.analysis.contention import MOST
 from parapply.applylog_schema import LATE_ROWS_LIMIT
 from parapply.engine.intake import AHEAD
 from parapply.model import FRAME_HEADER_BYTES, Column, Relation, Transaction
-from parapply.plan.plans import Plans
-from parapply.plan.table import ColumnFacts, Equality, Lane, TableFacts, TablePlan
+from parapply.plan.table import ColumnFacts, Equality, Lane, Plans, TableFacts, TablePlan
 from parapply.vocabulary import WaitKind
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from parapply.capture.recorder import abort_frame
 from parapply.model import FRAME_HEADER_BYTES, POSTGRES_EPOCH_US
 from parapply.source.slot import SourcePosition
 from parapply.vocabulary import Reading
+from parapply.wire.copy import Keepalive
 from parapply.wire.decode import decode
-from parapply.wire.frames import Keepalive
 from parapply.wire.messages import (
     BeginPrepare,
     Commit,

@@ -14,7 +14,7 @@ from psycopg import sql
 from parapply.check.compare import findings_of_shape, findings_of_types
 from parapply.check.findings import Code, Finding
 from parapply.check.shapes import read_shapes, read_types
-from parapply.conflict.rules import Rules
+from parapply.conflict.policies import Rules
 from parapply.copy import tables as on_target
 from parapply.errors import TargetRefused
 from parapply.plan.table import Lane, TableFacts, TablePlan

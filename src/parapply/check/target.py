@@ -19,7 +19,7 @@ from psycopg import sql
 from parapply.check.findings import Code, Finding
 from parapply.check.server import Server, read_rows, read_server
 from parapply.check.source import few
-from parapply.conflict.rules import Rules
+from parapply.conflict.policies import Rules
 from parapply.errors import TargetRefused
 from parapply.target.session import origins, prepared
 from parapply.target.session.settings import SHARED_ORIGINS_SINCE, may_take_role, target_errors

@@ -15,12 +15,11 @@ from parapply import blocked
 from parapply.commands.status_schema import SourceDocument
 from parapply.conflict import listing
 from parapply.errors import ParapplyError, TargetRefused
-from parapply.model import format_lsn, parse_lsn
+from parapply.model import format_lsn, lsn_text, parse_lsn
 from parapply.source import slot
 from parapply.target.session import lease, settings
 from parapply.target.state import slots as state
 from parapply.target.state.moves import read_moves, records
-from parapply.target.state.schema import lsn_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,12 +62,10 @@ SELECT gid, source_xid, end_lsn::text AS end_lsn, owner, prepared_at::text AS pr
        EXTRACT(epoch FROM age)::float8 AS age_s
   FROM {s}.prepared WHERE slot_name = $1 ORDER BY prepared_at, gid"""
 
-
 #: The publisher's pending commands, and its last ones.
 _COMMANDS = """
 SELECT number, commit_lsn::text AS commit_lsn, tag, source_role, outcome, reason, recorded_at::text AS recorded_at
   FROM {s}.ddl WHERE slot_id = $1 ORDER BY outcome = 'pending' DESC, ddl.commit_lsn DESC, number DESC LIMIT 5"""
-
 
 #: A slot that a migration has not made yet.
 _NO_SLOT: Final[dict[str, Any]] = {

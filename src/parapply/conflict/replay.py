@@ -21,11 +21,12 @@ import psycopg
 
 from parapply.conflict.changes import RESTARTS_IDENTITY, listed_tables
 from parapply.errors import TargetRefused
+from parapply.plan.table import table_name
 from parapply.quoting import identifier, literal
 from parapply.target.catalogue import facts as catalogue
 from parapply.target.catalogue.constants import constants_of
 from parapply.target.session.settings import target_errors
-from parapply.target.sql.conditions import column_holds, table_name
+from parapply.target.sql.conditions import column_holds
 from parapply.target.sql.statements import emptying
 from parapply.target.state.schema import in_schema
 from parapply.vocabulary import ConflictOutcome

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from parapply.conflict.changes import RowChange
     from parapply.conflict.kinds import Source
     from parapply.conflict.local import LocalRows
-    from parapply.conflict.rules import Rules
+    from parapply.conflict.policies import Rules
     from parapply.plan.table import TablePlan
     from parapply.target.session.session import WorkerSession
     from parapply.target.sql.commands import Command, CommandBuilder

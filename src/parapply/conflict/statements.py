@@ -5,9 +5,10 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from parapply.plan.table import table_name
 from parapply.quoting import identifier, literal
 from parapply.target.session.pipeline import Statement
-from parapply.target.sql.conditions import constants_hold, key_condition, row_condition, table_name
+from parapply.target.sql.conditions import constants_hold, key_condition, row_condition
 from parapply.target.sql.statements import Sql
 
 if TYPE_CHECKING:

@@ -219,28 +219,18 @@ class CopyLoad:
             # Others may have done the rest by now.
             if queue.is_empty:
                 return
-            await self._work(number, queue, tables, snapshot, writers)
-
-    async def _work(
-        self,
-        number: int,
-        queue: PartQueue,
-        tables: Mapping[Name, _Table],
-        snapshot: SourceSnapshot,
-        writers: Writers,
-    ) -> None:
-        application_name = f"parapply copy {self._config.source.slot}"
-        source = await snapshots.open_reader(self._config.source.login, application_name, snapshot)
-        async with source, writers.open(number) as writer:
-            while (taken := queue.take(number)) is not None:
-                name, part = taken
-                table = tables[name]
-                n_rows = await self._copy(table, part, source, writer, snapshot)
-                table.parts_left -= 1
-                self._watcher.part_done(part, n_rows)
-                if not table.parts_left:
-                    await self._make_indexes(table.published, writer.conn)
-                    self._complete.put_nowait(table)
+            application_name = f"parapply copy {self._config.source.slot}"
+            source = await snapshots.open_reader(self._config.source.login, application_name, snapshot)
+            async with source, writers.open(number) as writer:
+                while (taken := queue.take(number)) is not None:
+                    name, part = taken
+                    table = tables[name]
+                    n_rows = await self._copy(table, part, source, writer, snapshot)
+                    table.parts_left -= 1
+                    self._watcher.part_done(part, n_rows)
+                    if not table.parts_left:
+                        await self._make_indexes(table.published, writer.conn)
+                        self._complete.put_nowait(table)
 
     async def _copy(
         self, table: _Table, part: Part, source: slot.Connection, writer: Writer, snapshot: SourceSnapshot

@@ -12,14 +12,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from parapply.engine.state import covers
 from parapply.errors import SourceLost
 from parapply.model import format_lsn
-from parapply.plan.watermark import covers
 
 if TYPE_CHECKING:
     from parapply.engine.flight import Flight
     from parapply.model import Until
-    from parapply.wire.frames import Keepalive
+    from parapply.wire.copy import Keepalive
 
 #: Seconds between two answers at least: a publisher that is shutting down asks again as soon as it is answered.
 _REPLY_S: Final = 0.05

@@ -3,7 +3,7 @@
 A batch needs a lock of a later one that waits for its turn. The server sees one session waiting for another that is
 idle in a transaction; only we know that the idle one waits for the first (trap T-30)::
 
-    batch 8 ──── the turn (here: turns.py) ────► batch 7 ◄──── late keys, dependencies (here: scheduler.py) ──── batch 9
+    batch 8 ──── the turn (here: flight.py) ───► batch 7 ◄──── late keys, dependencies (here: scheduler.py) ──── batch 9
        ▲                                            │
        │                                            │ worker 1 has it
        │                                            ▼

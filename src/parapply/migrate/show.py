@@ -168,10 +168,10 @@ class Counter:
         self._names[name] = None
         self._show()
 
-    def add(self, name: str, size_bytes: int = 0, *, n: int = 1) -> None:
+    def add(self, name: str, size_bytes: int = 0) -> None:
         """Count something that is done."""
         self._names.pop(name, None)
-        self.done += n
+        self.done += 1
         self.size_bytes += size_bytes
         self._show()
 

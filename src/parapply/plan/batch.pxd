@@ -2,7 +2,7 @@
 
 cimport cython
 from parapply.model cimport Transaction
-from parapply.plan.segments cimport NetSegment
+from parapply.plan.table_changes cimport NetSegment
 from parapply.wire.walk cimport tag_of
 
 cdef unsigned char _INSERT, _DELETE
@@ -27,7 +27,6 @@ cdef class Batch:
     cdef public bint has_foreign_keys
     cdef public bint is_barrier
     cdef public bint is_fence
-    cdef public bint is_large
     cdef public bint is_serial
     cdef public bint is_suspect
     cdef public bint has_truncate

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 from parapply.model import Relation, Transaction
 from parapply.plan.foreign_keys import can_order, overlaps_itself
-from parapply.plan.segments import NetSegment
 from parapply.plan.steps import OrderedStep, Step, TablesStep, TruncateStep, is_serial, ordered_changes, truncate_step
-from parapply.plan.table_changes import NotASet, TableChanges
+from parapply.plan.table_changes import NetSegment, NotASet, TableChanges
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, MARK_AT, RELATION_AT, TRUNCATE, malformed
 
 if TYPE_CHECKING:
     import cython  # read by the compiler only
 
-    from parapply.plan.plans import Plans
-    from parapply.plan.segments import Taker
-    from parapply.plan.table import TablePlan
+    from parapply.plan.table import Plans, TablePlan
+    from parapply.plan.table_changes import Taker
 else:
     from parapply import uncompiled as cython
 
@@ -84,7 +82,6 @@ class Batch:
         "has_truncate",
         "is_barrier",
         "is_fence",
-        "is_large",
         "is_serial",
         "is_suspect",
         "n_changes",
@@ -115,8 +112,6 @@ class Batch:
         self.is_fence = False
         #: True if a plan of its tables has foreign keys that matter. Known when it is closed.
         self.has_foreign_keys = False
-        #: One large transaction in pieces. Raw frames are not kept, so a failure replays the stream.
-        self.is_large = False
         #: Code on the target may see the order and the limits of its transactions: each is a target transaction of its
         #: own, row by row, one after the other.
         self.is_serial = False
@@ -307,7 +302,7 @@ class Batch:
             self.first_commit_time_us = transaction.commit_time_us
         if not (transaction.is_first and transaction.is_last):
             # The tables and keys of later pieces are unknown, so nothing may run alongside this one.
-            self.is_large = self.is_barrier = True
+            self.is_barrier = True
         self.transactions.append(transaction)
         # Only the last piece of a large transaction knows where it ends.
         self.first_lsn = self.first_lsn or transaction.end_lsn

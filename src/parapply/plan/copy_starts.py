@@ -57,13 +57,9 @@ class CopyStarts:
         self._others = _FROM_THE_START
         self._left_out: Collection[str] = ()
         self._names: dict[int, Name] = {}
-        #: Publisher's OIDs of announced tables some of whose changes are to be left out.
-        self._apart: dict[int, Start] = {}
-
-    @property
-    def is_active(self) -> bool:
-        """Return whether transactions must be shown to `waits_for` and `without_skipped`."""
-        return bool(self._apart)
+        #: Publisher's OIDs of announced tables some of whose changes are to be left out. While there are any,
+        #: transactions must be shown to `waits_for` and `without_skipped`. Written here only.
+        self.apart: dict[int, Start] = {}
 
     @property
     def exact_from_lsn(self) -> int | None:
@@ -86,7 +82,7 @@ class CopyStarts:
         self.n_waiting = sum(start.lsn is None for start in tables.values())
         self._others = NEVER if is_listed else _FROM_THE_START
         starts = {oid: self._start(oid, name) for oid, name in self._names.items()}
-        self._apart = {oid: start for oid, start in starts.items() if start.lsn != 0}
+        self.apart = {oid: start for oid, start in starts.items() if start.lsn != 0}
 
     def leave_out(self, schemas: Collection[str]) -> None:
         """Never apply changes in these schemas: they hold the progress of a parapply that applies to the publisher."""
@@ -115,15 +111,15 @@ class CopyStarts:
         self._names[relation.oid] = name
         start = self._start(relation.oid, name)
         if start.lsn != 0:
-            self._apart[relation.oid] = start
+            self.apart[relation.oid] = start
         else:
-            self._apart.pop(relation.oid, None)
+            self.apart.pop(relation.oid, None)
 
     def waits_for(self, transaction: Transaction) -> Name | None:
         """Return a table that is being copied now, and whose rows must be there before the transaction is applied."""
         waiting = {
             oid: self._names[oid]
-            for oid, start in self._apart.items()
+            for oid, start in self.apart.items()
             if not start.is_copied and start.lsn is not None and start.lsn <= transaction.commit_lsn
         }
         if waiting:
@@ -139,10 +135,10 @@ class CopyStarts:
 
         Calls come in source order. A table whose start is reached is not checked again.
         """
-        for oid, start in list(self._apart.items()):
+        for oid, start in list(self.apart.items()):
             if start.counts_at(transaction.commit_lsn):
-                del self._apart[oid]
-        return _without(transaction, self._apart)
+                del self.apart[oid]
+        return _without(transaction, self.apart)
 
     def is_apart(self, relations: Iterable[Relation], lsn: int) -> bool:
         """Return whether changes of relations may be left out or must wait, in a transaction that commits at an LSN."""
@@ -158,7 +154,7 @@ class CopyStarts:
 
     def kept_at(self, commit_lsn: int) -> Callable[[Transaction], Transaction]:
         """Return what `without_skipped` does at a commit's place in the stream, for pieces that are read later."""
-        apart = {oid: start for oid, start in self._apart.items() if not start.counts_at(commit_lsn)}
+        apart = {oid: start for oid, start in self.apart.items() if not start.counts_at(commit_lsn)}
         return lambda piece: _without(piece, apart)
 
 

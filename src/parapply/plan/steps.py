@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.model import Transaction
-    from parapply.plan.plans import Plans
+    from parapply.plan.table import Plans
 
 
 class TablesStep(msgspec.Struct):

@@ -18,23 +18,22 @@ from parapply.conflict.skips import Skips
 from parapply.engine.durability import Durability, Reporting
 from parapply.engine.flight import Flight
 from parapply.engine.intake import DueTimes, Room
+from parapply.engine.job import SetJob
 from parapply.engine.state import EngineState
 from parapply.engine.workers import Scaling
 from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SlotLost, SourceLost, SourceRefused, TargetLost
 from parapply.logs import get_logger
 from parapply.model import format_lsn, format_time
 from parapply.retention import wal_limit
-from parapply.runtime.apply.command_rules import command_rules
 from parapply.runtime.apply.conflicts import ConflictHandler
 from parapply.runtime.apply.deadlocks import StallCheck
-from parapply.runtime.apply.kit import ApplyRules, WorkerKit
+from parapply.runtime.apply.transaction import ApplyRules, WorkerKit, command_rules
 from parapply.runtime.control.catch_up_watch import CatchUpWatch
 from parapply.runtime.control.later_commands import LaterCommands
 from parapply.runtime.control.progress import Progress
 from parapply.runtime.control.requests import Awaited, Requests
 from parapply.runtime.control.sequence_carrier import SequenceCarrier
-from parapply.runtime.intake.admission import Admission
-from parapply.runtime.intake.batcher import Batcher
+from parapply.runtime.intake.batcher import Admission, Batcher
 from parapply.runtime.intake.commands import CommandTransactions
 from parapply.runtime.intake.intake import Intake
 from parapply.runtime.intake.reader import SlotReader
@@ -42,7 +41,6 @@ from parapply.runtime.intake.special import SpecialTransactions
 from parapply.runtime.observe.applylog_intervals import Intervals
 from parapply.runtime.observe.applylog_records import LogRun, TargetNames, batch_record, new_run, transaction_records
 from parapply.runtime.observe.gauges import Parts
-from parapply.runtime.observe.meter import count
 from parapply.runtime.observe.monitor import Monitor, Publisher
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
@@ -59,7 +57,7 @@ from parapply.target.session.origins import origin_name
 from parapply.target.sql.commands import CommandBuilder
 from parapply.target.state import slots as state
 from parapply.tasks import end_tasks
-from parapply.vocabulary import DaemonState, Reading
+from parapply.vocabulary import CommandOutcome, DaemonState, Mode, Reading, RetryReason
 from parapply.wire.assembler import Assembler
 from parapply.wire.omission import Omission
 
@@ -482,7 +480,7 @@ class Epoch:
         """Count and record a job that has committed, and have its LSN reported."""
         self._progress.committed(job)
         self._batcher.sizing.committed(job)
-        count(self._figures, job)
+        _count(self._figures, job)
         if self._applylog_writer is not None:
             reading = self._ends.stream.reading_of(job.batch.end_lsn)
             of = self._log_run
@@ -531,6 +529,44 @@ class Epoch:
             return wanted_s
         self._log.info("settings_lowered", setting="source.status_interval_s", value=timeout_s / _TIMEOUT_PARTS)
         return timeout_s / _TIMEOUT_PARTS
+
+
+def _count(figures: Figures, job: Job) -> None:
+    """Add a job that the target has just acknowledged: once for each target transaction, nothing for a change."""
+    if isinstance(job, SetJob) and job.mode is Mode.ROWS:
+        figures.transactions[Mode.ROWS] += job.n_in_order
+        figures.transactions[Mode.SET] += job.counts.n_transactions - job.n_in_order
+    else:
+        figures.transactions[job.mode] += job.counts.n_transactions
+    figures.batches[job.mode] += 1
+    figures.commands[CommandOutcome.APPLIED] += len(job.counts.commands)
+    figures.commands[CommandOutcome.LEFT_OUT] += job.counts.n_left_out
+    figures.change_bytes += job.counts.size_bytes
+    figures.batch_transactions.observe(job.counts.n_transactions)
+    figures.batch_changes.observe(job.counts.n_changes)
+    figures.batch_bytes.observe(job.counts.size_bytes)
+    times, stages = job.times, figures.stages
+    figures.batch_seconds.observe(max(0.0, times.committed_s - times.received_s))
+    stages.queued_s += times.queued_s
+    stages.dependency_s += times.wait_dependency_s
+    stages.execute_s += times.execute_s
+    stages.turn_s += times.wait_turn_s
+    stages.commit_s += times.commit_s
+    for name, rows in job.counts.rows.items():
+        table = figures.table(name)
+        table.transactions += 1
+        counts = table.rows
+        counts.insert += rows.insert
+        counts.update += rows.update
+        counts.delete += rows.delete
+        counts.truncate += rows.truncate
+    wait = job.waited_for
+    if wait is not None:
+        table = figures.table(wait.table) if wait.table else figures.barriers
+        table.waits[wait.kind] += 1
+        table.wait_s[wait.kind] += times.wait_dependency_s
+    if job.attempts > 1:
+        figures.retries[job.error or RetryReason.YIELD] += job.attempts - 1
 
 
 def _note(whole_until_lsn: int, config: ApplyConfig) -> str:

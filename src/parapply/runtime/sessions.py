@@ -22,7 +22,7 @@ from psycopg import sql
 
 from parapply import __version__, connect, continuity, failpoints, sharing
 from parapply.config import SAME_ROLE, settings_without_table
-from parapply.conflict.rules import Rules
+from parapply.conflict.policies import Rules
 from parapply.errors import ParapplyError, SlotBusy, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parapply.engine.workers import Scaling, Step
-    from parapply.runtime.apply.kit import WorkerKit
+    from parapply.runtime.apply.transaction import WorkerKit
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.worker_sessions import WorkerSessions

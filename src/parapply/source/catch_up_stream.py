@@ -21,8 +21,7 @@ from parapply.source.failover import check_same
 from parapply.source.range_order import RangeOrder
 from parapply.source.ranges import CopyRefused, RangeFront, RangeReader
 from parapply.source.slot import source_errors
-from parapply.source.stream import ReplicationStream
-from parapply.source.transport import transport_of
+from parapply.source.stream import ReplicationStream, transport_of
 from parapply.tasks import end_tasks
 from parapply.vocabulary import Reading
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from parapply.source.catch_up import CatchUp
     from parapply.source.range_order import RangesEnd
     from parapply.source.slot import Connection, SlotFacts, SourceFacts
-    from parapply.wire.frames import Keepalive
+    from parapply.wire.copy import Keepalive
 
 
 class CatchUpStream:
@@ -69,6 +68,8 @@ class CatchUpStream:
         self._is_bell_watched = False
         self._on_readable: Callable[[], None] | None = None
         self._is_streaming = False
+        #: True if nothing of ranges is left to take: what comes next is the stream's own.
+        self._is_at_stream = False
         self._is_closed = False
         self._durable_lsn = 0
         self._ranges_end_lsn = 0
@@ -102,7 +103,7 @@ class CatchUpStream:
     @property
     def is_drained(self) -> bool:
         """Return whether the last `drain` took everything that had come."""
-        return not self._order.holds and (not self._is_streaming or self._stream.is_drained)
+        return self._stream.is_drained if self._is_at_stream else not self._order.holds
 
     @property
     def gathers(self) -> bool:
@@ -110,7 +111,7 @@ class CatchUpStream:
 
         Messages of ranges come into memory without it, and clients whose commits wait write nothing more.
         """
-        return self._is_streaming and not self._order.holds and not self.is_synchronous
+        return self._is_at_stream and not self.is_synchronous
 
     @property
     def waiting_bytes(self) -> int:
@@ -187,6 +188,7 @@ class CatchUpStream:
         if found is None or (found.confirmed_flush_lsn or 0) > start_lsn:
             raise SourceLost("the slot was moved by another reader before the stream began.")
         self._is_streaming = True
+        self._is_at_stream = not self._order.holds
 
     async def catch_up(
         self,
@@ -368,7 +370,7 @@ class CatchUpStream:
         """Wait for what comes next: what is held, and then the stream."""
         if self._on_readable is None or self._is_closed:
             return
-        if self._is_streaming and not self._order.holds:
+        if self._is_at_stream:
             self._ignore_bell()
             self._stream.resume_reading(self._on_readable)
         else:
@@ -383,19 +385,20 @@ class CatchUpStream:
 
     def drain(self, limit_bytes: int) -> list[bytes]:
         """Return the data frames at hand, at most about `limit_bytes`; errors as of `ReplicationStream.drain`."""
-        if not self._order.holds:
-            if not self._is_streaming:
-                return []
+        if self._is_at_stream:
             frames = self._stream.drain(limit_bytes)
             if self._stream.keepalive is not None:
                 self.keepalive, self._stream.keepalive = self._stream.keepalive, None
             return frames
+        if not self._order.holds:
+            return []
         found, end = self._order.take(limit_bytes)
         if end is not None:
             self.keepalive = end
         self._has_changed.set()
         if not self._order.holds:
             self._is_ringing = False
+            self._is_at_stream = self._is_streaming
             self._bell.recv(1)
             self._listen()
         return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from parapply.wire.frames import Keepalive
+from parapply.wire.copy import Keepalive
 
 #: Part of the limit for frames of ranges whose turn has not come.
 _EARLY_PART = 2

@@ -20,14 +20,14 @@ from parapply.quoting import literal
 from parapply.source import catch_up
 from parapply.source.catch_up import RangePosition
 from parapply.source.range_order import RangesEnd
-from parapply.source.transport import CopyFailed, QueryFailed
+from parapply.source.stream import CopyFailed, QueryFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from parapply.source.catch_up import CatchUp
     from parapply.source.slot import Connection
-    from parapply.source.transport import Transport
+    from parapply.source.stream import Transport
 
 #: Whole ranges between two moves of the slot: each move reads the WAL from the slot's restart point on.
 _MOVE_RANGES = 4

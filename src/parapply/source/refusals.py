@@ -12,7 +12,7 @@ import msgspec
 
 from parapply.errors import SlotBusy, SlotGone, SlotLost, SourceLost, SourceRefused
 from parapply.model import format_lsn, parse_lsn
-from parapply.source.slot import connect, inspect, position, replayed_timeline, source_errors
+from parapply.source.slot import connect, position, replayed_timeline, source_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,26 +49,6 @@ class KnownPosition(msgspec.Struct, frozen=True, kw_only=True):
     confirmed_flush_lsn: int = 0  # the last but one report at the earliest; the watermark may be reported since
 
 
-async def verify(
-    conn: Connection, login: Login, slot_name: str, known: KnownPosition | None, *, two_phase: bool = False
-) -> SourceFacts:
-    """Inspect the publisher and check everything; fetch the timelines' history if the timeline went on.
-
-    Args:
-        conn: plain session on the publisher.
-        login: to open a replication session for the history.
-        slot_name: of the slot to read.
-        known: from the target's state; None if it knows nothing of the slot.
-        two_phase: prepared transactions are applied as such.
-
-    Raises:
-        SourceRefused: the stream must not start.
-        SourceLost: the connection broke.
-    """
-    facts = await inspect(conn, slot_name)
-    return await check(conn, facts, login, slot_name, known, two_phase=two_phase)
-
-
 async def check(  # noqa: PLR0913
     conn: Connection,
     facts: SourceFacts,
@@ -78,9 +58,22 @@ async def check(  # noqa: PLR0913
     *,
     two_phase: bool = False,
 ) -> SourceFacts:
-    """Check everything on facts just read, and return them with a standby's present timeline; else as `verify`.
+    """Check everything on facts just read, and return them with a standby's present timeline.
 
-    The facts are older than `known` where a daemon runs: the slot cannot be ahead of a later look at the target.
+    The history of the timelines is fetched if the timeline went on. The facts are older than `known` where a daemon
+    runs: the slot cannot be ahead of a later look at the target.
+
+    Args:
+        conn: plain session on the publisher.
+        facts: of it.
+        login: to open a replication session for the history.
+        slot_name: of the slot to read.
+        known: from the target's state; None if it knows nothing of the slot.
+        two_phase: prepared transactions are applied as such.
+
+    Raises:
+        SourceRefused: the stream must not start.
+        SourceLost: the connection broke.
     """
     facts = await with_timeline(conn, facts, login)
     if known and known.high_lsn > facts.flush_lsn:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from parapply.vocabulary import Reading
-    from parapply.wire.frames import Keepalive
+    from parapply.wire.copy import Keepalive
 
 
 class SlotStream(Protocol):

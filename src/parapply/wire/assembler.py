@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
-from parapply.wire.chunk import Chunk
 from parapply.wire.ddl_queue import QUEUE
 from parapply.wire.decode import decode
 from parapply.wire.messages import (
     Begin,
     BeginPrepare,
+    Chunk,
     Commit,
     CommitPrepared,
     LogicalMessage,

@@ -15,8 +15,7 @@ import msgspec
 
 from parapply.errors import ProtocolError
 from parapply.model import Relation
-from parapply.wire.chunk import Chunk
-from parapply.wire.messages import StreamAbort, StreamCommit, StreamPrepare
+from parapply.wire.messages import Chunk, StreamAbort, StreamCommit, StreamPrepare
 from parapply.wire.rows import KIND_AT, RELATION_AT, TRUNCATE, malformed
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from parapply.analysis.changes import ORDERS
 from parapply.analysis.contention import Contention
 from parapply.analysis.replay import Costs, HotRows, Settings, play
 from parapply.analysis.stream import Recorded, stream_of
-from parapply.engine import intake, pace
+from parapply.engine import intake
 from parapply.engine.intake import Closing
 from parapply.engine.stalls import Stalls
 from parapply.plan import scheduler
@@ -228,7 +228,7 @@ def test_any_load_is_played_to_its_end() -> None:
         (Scheduler, "may_commit", lambda _self, _batch: True),
         (scheduler, "overlaps", lambda _earlier, _later: []),
         (intake, "AHEAD", 40),
-        (pace, "_FIRST_CHANGES", 50),
+        (intake, "_FIRST_CHANGES", 50),
         (Closing, "look", lambda _self, _batch, _heard_s: 0.0),
         (Stalls, "holds_up", lambda _self, _worker, _now_s: False),
     ],

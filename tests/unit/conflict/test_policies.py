@@ -9,8 +9,7 @@ import pytest
 
 from parapply.config import load_config
 from parapply.conflict.kinds import Policy
-from parapply.conflict.policies import Action, Facing, decide, outcome
-from parapply.conflict.rules import Rules
+from parapply.conflict.policies import Action, Facing, Rules, decide, outcome
 from parapply.conflict.settle import may_be_conflict
 from parapply.errors import ConfigError, StatementFailed
 from parapply.vocabulary import ConflictOutcome, ConflictType

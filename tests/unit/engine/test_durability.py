@@ -11,7 +11,7 @@ from parapply.engine.state import EngineState
 from parapply.errors import SourceLost
 from parapply.model import Until
 from parapply.plan.batch import Batch
-from parapply.wire.frames import Keepalive
+from parapply.wire.copy import Keepalive
 
 _AT_LSN = 100
 _QUIET = Stream(received_lsn=_AT_LSN, holds_nothing=True, is_inside_large=False, is_synchronous=False)

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import settings
 
 from parapply.engine.durability import Durability
-from parapply.engine.flight import Flight, News
+from parapply.engine.flight import CommitTurn, Flight, News, Turns
 from parapply.engine.stalls import Stalls
-from parapply.engine.turns import CommitTurn, Turns
+from parapply.engine.state import Watermark
 from parapply.plan import scheduler
-from parapply.plan.overlap import overlaps
-from parapply.plan.scheduler import Scheduler
-from parapply.plan.watermark import Watermark
+from parapply.plan.scheduler import Scheduler, overlaps
 from parapply.vocabulary import WaitKind
 from tests.simulate import core
 from tests.simulate.draws import Draws, Violation, shrink
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from parapply.engine.job import Job
     from parapply.engine.stalls import WorkerSeen
     from parapply.plan.batch import Batch
-    from parapply.plan.overlap import Overlap
+    from parapply.plan.scheduler import Overlap
 
     Mutant = Callable[[pytest.MonkeyPatch], None]
 

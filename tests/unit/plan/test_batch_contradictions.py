@@ -8,7 +8,7 @@ import pytest
 
 from parapply.model import Transaction
 from parapply.plan.batch import Batch
-from parapply.plan.plans import Plans
+from parapply.plan.table import Plans
 from tests import build
 from tests.unit.changes_model import NUMERIC, PLAIN, Refused, Side, Spec
 from tests.unit.changes_stream import Publisher

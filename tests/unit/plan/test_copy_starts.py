@@ -47,14 +47,14 @@ def test_changes_before_the_start_are_left_out(starts: CopyStarts) -> None:
     found = starts.without_skipped(_transaction(99, _insert(_ONE), _insert(_TWO)))
     assert found.changes == [_insert(_TWO)]
     assert (found.commit_lsn, found.end_lsn, found.xid) == (99, 107, 700)
-    assert starts.is_active
+    assert starts.apart
 
 
 def test_a_commit_at_the_start_counts(starts: CopyStarts) -> None:
     """The snapshot shows what commits before its LSN: a commit record at it is the first that counts."""
     whole = _transaction(100, _insert(_ONE), _insert(_TWO))
     assert starts.without_skipped(whole) is whole
-    assert not starts.is_active, "nothing is looked at any more"
+    assert not starts.apart, "nothing is looked at any more"
 
 
 def test_a_table_that_nobody_copies_gets_nothing() -> None:
@@ -95,7 +95,7 @@ def test_what_is_read_later_keeps_its_own_place(starts: CopyStarts) -> None:
     """Pieces of a streamed transaction are read after the stream has gone on: its own commit says what counts."""
     kept = starts.kept_at(99)
     starts.without_skipped(_transaction(500, _insert(_TWO)))
-    assert not starts.is_active
+    assert not starts.apart
     assert kept(_transaction(0, _insert(_ONE), _insert(_TWO))).changes == [_insert(_TWO)]
 
 

@@ -11,12 +11,9 @@ from msgspec.structs import replace
 
 from parapply.model import Transaction
 from parapply.plan.batch import Batch
-from parapply.plan.overlap import Overlap, overlaps
-from parapply.plan.plans import Plans
-from parapply.plan.scheduler import Scheduler
-from parapply.plan.table import Equality, UniqueKey
+from parapply.plan.scheduler import Overlap, Scheduler, Wait, overlaps
+from parapply.plan.table import Equality, Plans, UniqueKey
 from parapply.plan.table_changes import NetSegment
-from parapply.plan.waits import Wait
 from parapply.vocabulary import WaitKind
 from tests import build
 from tests.unit.changes_model import KEYLESS, NUMERIC, PAIR, PLAIN, UNIQUE, Spec

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from parapply.source.range_order import RangeOrder, RangesEnd
-from parapply.wire.frames import Keepalive
+from parapply.wire.copy import Keepalive
 
 _LIMIT_BYTES = 40
 _PART_BYTES = 5

@@ -7,8 +7,15 @@ import pytest
 from parapply.errors import ProtocolError
 from parapply.model import Relation, Transaction
 from parapply.wire.assembler import OVERHEAD_BYTES, Assembler
-from parapply.wire.chunk import Chunk
-from parapply.wire.messages import CommitPrepared, Prepare, RollbackPrepared, StreamAbort, StreamCommit, StreamPrepare
+from parapply.wire.messages import (
+    Chunk,
+    CommitPrepared,
+    Prepare,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+)
 from tests import build
 
 WHOLE_BYTES = 1 << 30

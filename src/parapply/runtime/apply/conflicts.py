@@ -16,7 +16,7 @@ from parapply.applylog_schema import ConflictRecord
 from parapply.conflict.changes import key_of_truncate, read_change
 from parapply.conflict.history import ConflictHistory
 from parapply.conflict.kinds import Conflict, Policy, Source
-from parapply.conflict.rules import Rules
+from parapply.conflict.policies import Rules
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.plan.steps import TruncateStep

@@ -19,9 +19,9 @@ from parapply.errors import ApplyFailed, StatementFailed, TargetLost
 from parapply.logs import get_logger
 from parapply.model import Relation, Transaction, format_lsn
 from parapply.plan.commands import CommandVerdict
-from parapply.runtime.apply.command_rules import role_of
 from parapply.runtime.apply.failure import FailureClass, classify, condition
 from parapply.runtime.apply.pieces import Pieces
+from parapply.runtime.apply.transaction import role_of
 from parapply.target.session.pipeline import Statement
 from parapply.vocabulary import CommandOutcome
 from parapply.wire.rows import KIND_AT, RELATION_AT, TRUNCATE
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from parapply.engine.job import LargeJob, StreamJob
     from parapply.plan.commands import JudgedCommand, JudgedFrames
     from parapply.plan.table import TablePlan
-    from parapply.runtime.apply.command_rules import CommandRules
-    from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import PieceRepair
+    from parapply.runtime.apply.transaction import CommandRules, WorkerKit
     from parapply.target.session.session import WorkerSession
     from parapply.wire.ddl_queue import QueuedCommand
 

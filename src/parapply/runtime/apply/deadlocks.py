@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from parapply.engine.job import Job
     from parapply.engine.stalls import Blocked
-    from parapply.runtime.apply.kit import WorkerKit
+    from parapply.runtime.apply.transaction import WorkerKit
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.tables.control_pool import ControlPool
 
@@ -48,7 +48,6 @@ _PREPARED = sql.SQL(
     " JOIN pg_catalog.pg_prepared_xacts AS held ON held.transaction = own.transactionid"
     " WHERE wanted.pid = ANY ($1::int[]) AND NOT wanted.granted AND lock.pid IS NULL AND own.pid IS NULL ORDER BY 1"
 )
-
 
 #: The lock that a session waits for, and the first of the sessions that block it, a direct blocker before others. For a
 #: row's lock the table is found by the lock on the row's place, which the waiting session holds.

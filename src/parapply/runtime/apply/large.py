@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from parapply.engine.job import LargeJob, PieceQueue, StreamJob
     from parapply.errors import ApplyFailed
     from parapply.model import Transaction
-    from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import Repair
-    from parapply.runtime.apply.transaction import TargetTransaction
+    from parapply.runtime.apply.transaction import TargetTransaction, WorkerKit
     from parapply.runtime.pool.pool import WorkerPool
 
 

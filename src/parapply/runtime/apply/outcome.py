@@ -12,9 +12,8 @@ from parapply.target.session.session import Record
 
 if TYPE_CHECKING:
     from parapply.engine.job import OutcomeJob
-    from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import Repair
-    from parapply.runtime.apply.transaction import TargetTransaction
+    from parapply.runtime.apply.transaction import TargetTransaction, WorkerKit
 
 
 async def apply_outcome(job: OutcomeJob, target: TargetTransaction, repair: Repair, kit: WorkerKit) -> None:

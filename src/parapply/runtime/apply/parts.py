@@ -27,8 +27,7 @@ from parapply.plan.halving import BatchPart, Form, Halving
 from parapply.plan.steps import is_serial, may_join, ordered_changes
 from parapply.runtime.apply.failure import FailureClass, classify
 from parapply.runtime.apply.serial import SerialApply
-from parapply.runtime.apply.sets import SetCommands, found_code
-from parapply.runtime.apply.transaction import record_at_head, record_of_run
+from parapply.runtime.apply.transaction import SetCommands, found_code, record_at_head, record_of_run
 from parapply.target.sql.commands import code_check
 from parapply.vocabulary import RetryReason, WorkerState
 
@@ -37,10 +36,9 @@ if TYPE_CHECKING:
 
     from parapply.engine.job import SetJob
     from parapply.model import Relation, Transaction
-    from parapply.plan.plans import Plans
-    from parapply.runtime.apply.kit import WorkerKit
+    from parapply.plan.table import Plans
     from parapply.runtime.apply.repair import Repair
-    from parapply.runtime.apply.transaction import TargetTransaction
+    from parapply.runtime.apply.transaction import TargetTransaction, WorkerKit
     from parapply.target.sql.commands import Command, CommandBuilder
 
 #: Where more than this share of a batch is exact in source order only, its table does better row by row from the start.

@@ -16,7 +16,7 @@ from parapply.errors import StatementFailed, TargetLost, TargetRefused
 from parapply.plan.batch import Batch
 from parapply.plan.steps import ordered_changes
 from parapply.runtime.apply.failure import may_follow_conflict
-from parapply.runtime.apply.sets import commands_of, found_code
+from parapply.runtime.apply.transaction import commands_of, found_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from parapply.engine.job import LargeJob, PieceQueue, StreamJob
     from parapply.model import Transaction
     from parapply.plan.table import TablePlan
-    from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import PieceRepair
+    from parapply.runtime.apply.transaction import WorkerKit
     from parapply.target.session.session import WorkerSession
     from parapply.target.sql.commands import Command
 

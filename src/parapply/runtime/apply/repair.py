@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from parapply.model import Transaction
     from parapply.plan.steps import TruncateStep
     from parapply.plan.table import TablePlan
-    from parapply.runtime.apply.kit import WorkerKit
+    from parapply.runtime.apply.transaction import WorkerKit
     from parapply.target.session.session import WorkerSession
     from parapply.target.sql.commands import Command
 

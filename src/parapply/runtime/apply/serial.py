@@ -28,11 +28,9 @@ if TYPE_CHECKING:
     from parapply.conflict.kinds import Conflict
     from parapply.engine.job import Attempts, Resume, SetJob
     from parapply.model import Transaction
-    from parapply.plan.plans import Plans
-    from parapply.plan.table import TablePlan
-    from parapply.runtime.apply.kit import WorkerKit
+    from parapply.plan.table import Plans, TablePlan
     from parapply.runtime.apply.repair import Repair
-    from parapply.runtime.apply.transaction import TargetTransaction
+    from parapply.runtime.apply.transaction import TargetTransaction, WorkerKit
     from parapply.target.sql.commands import Command
 
 

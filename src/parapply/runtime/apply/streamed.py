@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply import failpoints
-from parapply.engine.counts import NOTHING_COUNTED, Counted
+from parapply.engine.job import NOTHING_COUNTED, Counted
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.logs import get_logger
 from parapply.plan.steps import is_serial
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
     from parapply.engine.job import StreamJob
     from parapply.model import Relation, Transaction
-    from parapply.runtime.apply.kit import WorkerKit
     from parapply.runtime.apply.repair import Repair
-    from parapply.runtime.apply.transaction import TargetTransaction
+    from parapply.runtime.apply.transaction import TargetTransaction, WorkerKit
 
 #: Subtransactions that may be open at a time: each costs a savepoint and splits what could be one set. After the commit
 #: it is known which of them count, so none is needed.

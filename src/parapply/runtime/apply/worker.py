@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from parapply.engine.flight import CommitTurn
 from parapply.engine.job import LargeJob, OutcomeJob, SetJob, StreamJob
-from parapply.engine.turns import CommitTurn
 from parapply.errors import StatementFailed, TargetRefused
 from parapply.plan.downgrade import Level
 from parapply.runtime.apply.failure import FailureClass, classify
@@ -18,15 +18,14 @@ from parapply.runtime.apply.large import LargeApply
 from parapply.runtime.apply.outcome import apply_outcome
 from parapply.runtime.apply.parts import PartApply
 from parapply.runtime.apply.repair import Repair
-from parapply.runtime.apply.sets import SetCommands
 from parapply.runtime.apply.streamed import StreamApply
-from parapply.runtime.apply.transaction import TargetTransaction
+from parapply.runtime.apply.transaction import SetCommands, TargetTransaction
 from parapply.runtime.pool.pool import Released
 from parapply.vocabulary import RetryReason, WorkerState
 
 if TYPE_CHECKING:
     from parapply.engine.job import Job
-    from parapply.runtime.apply.kit import WorkerKit
+    from parapply.runtime.apply.transaction import WorkerKit
     from parapply.target.session.session import WorkerSession
 
 #: Among batches whose statements and COMMIT are sent at once, one in this many has its COMMIT timed for the apply log.

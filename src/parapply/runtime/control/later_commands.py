@@ -18,9 +18,9 @@ from parapply import failpoints
 from parapply.errors import ParapplyError, StatementFailed
 from parapply.logs import get_logger
 from parapply.model import format_lsn
-from parapply.runtime.apply.command_rules import role_of
 from parapply.runtime.apply.ddl import reason_of, settings_of
 from parapply.runtime.apply.failure import FailureClass, classify
+from parapply.runtime.apply.transaction import role_of
 from parapply.target.session import lease, settings
 from parapply.target.state import commands
 from parapply.vocabulary import CommandOutcome

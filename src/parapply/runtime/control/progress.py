@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
     from parapply.target.state.slots import StatePlace
     from parapply.vocabulary import DaemonState
-    from parapply.wire.frames import Keepalive
+    from parapply.wire.copy import Keepalive
 
 #: Seconds that the target may take to write the slot's row, which waits for its disk.
 _HELD_UP_S = 1.0

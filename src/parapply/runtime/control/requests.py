@@ -21,7 +21,7 @@ from parapply.tasks import end_tasks
 if TYPE_CHECKING:
     from parapply.config import TargetConfig
     from parapply.runtime.control.progress import Progress
-    from parapply.runtime.intake.admission import Admission
+    from parapply.runtime.intake.batcher import Admission
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.target.session.settings import Connection
     from parapply.target.state.requests import SnapshotRequest

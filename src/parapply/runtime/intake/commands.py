@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from parapply.config import DdlConfig
     from parapply.model import Relation, Transaction
     from parapply.plan.commands import JudgedFrames
-    from parapply.runtime.intake.admission import Admission
+    from parapply.runtime.intake.batcher import Admission
 
 
 _ALTER_SCHEMA: Final = "ALTER SCHEMA"
@@ -36,7 +36,7 @@ class AfterTransactions(Protocol):
 
 
 class CommandTransactions:
-    """Used by intake's task; `pool_changed` is called by the worker pool's callback."""
+    """Used by intake's task; the worker pool's callback sets `moved`."""
 
     def __init__(
         self, admission: Admission, later: AfterTransactions, config: DdlConfig, *, announces_renamed: bool
@@ -60,7 +60,8 @@ class CommandTransactions:
         self._reader = batcher.reader
         self._tables = batcher.tables
         self._pool = batcher.pool
-        self._moved = asyncio.Event()
+        #: Set by intake when a batch may have committed.
+        self.moved = asyncio.Event()
         self._is_inside = False
         #: Announced in the transaction, from its first piece with a command on.
         self._relations: list[Relation] = []
@@ -68,10 +69,6 @@ class CommandTransactions:
     def takes(self, transaction: Transaction) -> bool:
         """Return whether a transaction, or piece, is to be given to `take`."""
         return transaction.has_ddl or self._is_inside
-
-    def pool_changed(self) -> None:
-        """Note that a batch may have committed."""
-        self._moved.set()
 
     async def take(self, transaction: Transaction) -> None:
         """Hand a transaction or piece over; after the last one, return when it has committed.
@@ -88,7 +85,7 @@ class CommandTransactions:
         commands = await self.judged(transaction.changes)
         await self.before(transaction.relations)
         self._relations += transaction.relations
-        if admission.starts.is_active:
+        if admission.starts.apart:
             transaction = await admission.without_skipped(transaction)
         self._is_inside = True
         await self._batcher.add_piece(transaction, commands)
@@ -142,8 +139,8 @@ class CommandTransactions:
         self._reader.stop()
         with self._reader.waiting("commands of the publisher"):
             while not self._pool.flight.state.is_idle:
-                self._moved.clear()
-                await self._moved.wait()
+                self.moved.clear()
+                await self.moved.wait()
             if self._is_outdated:
                 raise StreamLeft("The stream is left because it does not name the tables of a renamed schema.")
             if self._has_later:

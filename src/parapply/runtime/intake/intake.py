@@ -12,13 +12,11 @@ from parapply.plan.steps import check_plans
 from parapply.wire.messages import BeginPrepare, Prepare
 
 if TYPE_CHECKING:
-    from parapply.engine.intake import DueTimes, Room
-    from parapply.engine.throttle import Throttle
+    from parapply.engine.intake import DueTimes, Room, Throttle
     from parapply.model import Transaction
-    from parapply.runtime.intake.admission import Admission
-    from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.intake.batcher import Admission, Batcher
     from parapply.runtime.intake.special import SpecialTransactions
-    from parapply.wire.frames import Keepalive
+    from parapply.wire.copy import Keepalive
 
 #: Seconds between two looks at the publisher's clock, which may be set, while a transaction is not due.
 _LOOK_S: Final = 1.0
@@ -118,7 +116,7 @@ class Intake:
     def worker_changed(self) -> None:
         """Note that a worker is idle or a batch has committed; called by the worker pool."""
         self._has_room.set()
-        self._commands.pool_changed()
+        self._commands.moved.set()
         if self._pool.flight.state.is_idle:
             self._reader.end_pause()
         self._batcher.close_if_due()
@@ -247,7 +245,7 @@ class Intake:
             if isinstance(event, Prepare) and self._admission.is_prepared(event):
                 self._special.record_prepared(transaction, event)
             return
-        if self._admission.starts.is_active:
+        if self._admission.starts.apart:
             transaction = await self._admission.without_skipped(transaction)
         if not (transaction.is_first and transaction.is_last):
             await self._batcher.add_piece(transaction)

@@ -9,8 +9,7 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from parapply.engine.intake import DRAIN_BYTES
-from parapply.engine.pace import SHORTEST_JUDGED_S, Gathering
+from parapply.engine.intake import DRAIN_BYTES, SHORTEST_JUDGED_S, Gathering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from parapply.model import Relation, Transaction
     from parapply.source.slot_stream import SlotStream
     from parapply.wire.assembler import Assembler
-    from parapply.wire.frames import Keepalive
+    from parapply.wire.copy import Keepalive
     from parapply.wire.omission import Omission
 
 #: Bytes of a few keep-alives. A transaction has more.

@@ -15,8 +15,8 @@ from parapply.plan.batch import Batch
 from parapply.runtime.intake.commands import check_not_prepared
 from parapply.runtime.pool.pool import give_way
 from parapply.runtime.pool.streams import piece_of
-from parapply.wire.chunk import Chunk
 from parapply.wire.messages import (
+    Chunk,
     CommitPrepared,
     Prepare,
     RollbackPrepared,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from parapply.engine.job import Job
     from parapply.model import Transaction
     from parapply.plan.commands import JudgedFrames
-    from parapply.runtime.intake.admission import Admission
+    from parapply.runtime.intake.batcher import Admission
     from parapply.runtime.intake.commands import CommandTransactions
     from parapply.runtime.pool.streams import StreamBuffer, StreamBuffers
 
@@ -139,7 +139,6 @@ class SpecialTransactions:
             job.batch = batch
         job.prepare = message if isinstance(message, StreamPrepare) else None
         job.commands = commands
-        job.batch.is_large = True
         self._submit_alone(job, event)
         if has_commands:
             await self.commands.after(stream.relations)

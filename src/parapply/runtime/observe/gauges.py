@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from parapply.metrics.figures import Values
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.control.progress import Progress
-    from parapply.runtime.intake.admission import Admission
-    from parapply.runtime.intake.batcher import Batcher
+    from parapply.runtime.intake.batcher import Admission, Batcher
     from parapply.runtime.observe.applylog_writer import ApplyLogWriter
     from parapply.runtime.observe.monitor import Monitor
     from parapply.runtime.pool.streams import StreamBuffers

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from parapply.applylog_schema import LockHolder
     from parapply.engine.flight import Flight
     from parapply.engine.job import Job
-    from parapply.plan.waits import Wait
+    from parapply.plan.scheduler import Wait
     from parapply.runtime.apply.worker import Worker
 
 #: Seconds that are looked back on: long enough for a share to mean something, short enough to be current.

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from parapply.engine.stalls import AT_WORK
 from parapply.errors import SourceLost, SourceRefused, WalLimitReached
 from parapply.logs import get_logger
-from parapply.runtime.observe.meter import take_counts
 from parapply.runtime.rest import ASKED_S, LONG_S
 from parapply.source import slot
 from parapply.source.standby import is_named
 from parapply.source.waits import stream_ends_first
 from parapply.target.state import display
 from parapply.target.state import slots as state
+from parapply.target.state.display import TableCounts
 from parapply.target.state.moves import Moves, read_moves
 from parapply.target.state.slots import WorkerRow
 from parapply.vocabulary import DaemonState, WorkerState
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from parapply.engine.job import Job
+    from parapply.metrics.figures import Figures
     from parapply.retention import WalLimit
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.intake.batcher import Batcher
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from parapply.runtime.worker_tasks import WorkerTasks
     from parapply.target.state.slots import StatePlace
 
+#: Tables whose counts are written to the target at one time, so that thousands of them cost no more than that.
+_TABLES = 200
 #: Seconds between two checks, as a person watching expects.
 _INTERVAL_S = 1.0
 #: Delay of the first check, because the first announced tables are looked up over the same few sessions, and the stream
@@ -288,7 +291,7 @@ class Monitor:
         have_left = not self._shown_workers.keys() <= rows.keys()
         tables, counts = self._unwritten_tables, self._unwritten_counts
         tables |= {(row.schema_name, row.table_name): row for row in self._tables.take_rows()}
-        counts |= {row.name: row for row in take_counts(self._figures)}
+        counts |= {row.name: row for row in _take_counts(self._figures)}
         limits = self._intervals.limiting.take()
         if not (changed or have_left or tables or limits or counts):
             return
@@ -359,3 +362,27 @@ class Monitor:
         if late:
             return f"{late[-1]}" if self._flight.state.is_relaxed else f"{turn}; partly {late[-1]}"
         return turn
+
+
+def _take_counts(figures: Figures) -> list[TableCounts]:
+    """Return the counts of tables that have changed since they were last taken, for the state schema; of many, some."""
+    counts = []
+    for name in figures.take_changed(_TABLES):
+        table = figures.tables.get(name)
+        if table is None:
+            continue
+        mostly = max(table.waits, key=lambda kind: table.waits[kind], default="")
+        counts.append(
+            TableCounts(
+                name=name,
+                transactions=table.transactions,
+                inserts=table.rows.insert,
+                updates=table.rows.update,
+                deletes=table.rows.delete,
+                truncates=table.rows.truncate,
+                waits=sum(table.waits.values()),
+                wait_s=sum(table.wait_s.values(), 0.0),
+                waits_mostly_for=mostly,
+            )
+        )
+    return counts

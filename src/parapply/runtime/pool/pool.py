@@ -6,8 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from parapply import failpoints
-from parapply.engine.flight import Flight, Given, LetGo, News
-from parapply.engine.turns import CommitTurn
+from parapply.engine.flight import CommitTurn, Flight, Given, LetGo, News
 from parapply.runtime.pool.streams import buffer_of
 from parapply.runtime.rest import Rest
 

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from parapply.engine.job import StreamJob
     from parapply.spill import BlockPlace, Spill, SpillFile
-    from parapply.wire.chunk import Chunk
-    from parapply.wire.messages import StreamAbort
+    from parapply.wire.messages import Chunk, StreamAbort
 
 
 class Block(NamedTuple):

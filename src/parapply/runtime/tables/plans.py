@@ -15,8 +15,7 @@ from parapply.config_mapping import are_apart
 from parapply.errors import TargetRefused
 from parapply.logs import get_logger
 from parapply.plan.downgrade import Downgrades, Level
-from parapply.plan.plans import Plans
-from parapply.plan.table import Lane, TableFacts
+from parapply.plan.table import Lane, Plans, TableFacts
 from parapply.target.catalogue import expressions, facts, match
 from parapply.target.state.slots import TableRow
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from parapply.config import TableConfig
     from parapply.config_mapping import MappingConfig
-    from parapply.conflict.rules import Rules
+    from parapply.conflict.policies import Rules
     from parapply.model import Relation
     from parapply.plan.batch import Batch
     from parapply.plan.table import Replacement, TablePlan

@@ -18,6 +18,7 @@ from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES
 from parapply.plan.foreign_keys import deleted_last, parents_first, ties
 from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep
+from parapply.plan.table import table_name
 from parapply.plan.table_changes import (
     NET_ABSENT,
     NET_DELETE,
@@ -29,7 +30,6 @@ from parapply.plan.table_changes import (
     RowSegment,
 )
 from parapply.target.session.pipeline import ANY_COUNT, Statement
-from parapply.target.sql.conditions import table_name
 from parapply.target.sql.moves import can_move, runs_of_moves
 from parapply.target.sql.statements import (
     CHECK_LATER,
@@ -61,10 +61,9 @@ from parapply.wire.rows import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from parapply.plan.segments import Effects
     from parapply.plan.steps import Step
     from parapply.plan.table import TablePlan
-    from parapply.plan.table_changes import TableChanges
+    from parapply.plan.table_changes import Effects, TableChanges
     from parapply.target.sql.whole_rows import Group
     from parapply.wire.rows import KeptRow
 

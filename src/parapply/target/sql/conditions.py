@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from parapply.plan.table import Equality
-from parapply.quoting import identifier, literal, qualified
+from parapply.plan.table import Equality, table_name
+from parapply.quoting import identifier, literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,15 +19,6 @@ _VARCHAR: Final = 1043
 _ROUNDING: Final = {1083: "time", 1114: "timestamp", 1184: "timestamptz", 1186: "interval", 1266: "timetz"}
 #: A modifier that is a length, or a precision, is greater by this number (VARHDRSZ).
 _LENGTH_OFFSET: Final = 4
-
-
-def table_name(facts: TableFacts) -> str:
-    """Return the table's quoted name with its schema, without ONLY."""
-    return _qualified(facts.schema, facts.name)
-
-
-# Each batch asks for the names of its tables.
-_qualified = lru_cache(maxsize=16_384)(qualified)
 
 
 def column_equals(column: ColumnFacts, value: str) -> str:

@@ -14,8 +14,8 @@ from parapply.plan.keys import Key, key_reader
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parapply.plan.segments import RowSegment
     from parapply.plan.table import TablePlan
+    from parapply.plan.table_changes import RowSegment
 
 
 def can_move(plan: TablePlan) -> bool:

@@ -24,7 +24,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.errors import TargetRefused
-from parapply.plan.table import Equality
+from parapply.plan.table import Equality, table_name
 from parapply.quoting import identifier
 from parapply.target.catalogue.query import GUARD_SQL, INSERTING, REFERENCE_VERSION, TRIGGER_VERSION
 from parapply.target.sql.conditions import (
@@ -36,7 +36,6 @@ from parapply.target.sql.conditions import (
     key_condition,
     row_condition,
     same_text,
-    table_name,
     types_unaltered,
 )
 

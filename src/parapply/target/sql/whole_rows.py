@@ -37,8 +37,8 @@ from parapply.wire.rows import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from parapply.plan.segments import RowSegment
     from parapply.plan.table import TablePlan
+    from parapply.plan.table_changes import RowSegment
 
 #: Each group is one more statement to prepare for the table. Rows with NULL here and there would make hundreds.
 _MAX_GROUPS: Final = 16

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 from psycopg import sql
 
-from parapply.model import format_lsn, parse_lsn
+from parapply.model import format_lsn, lsn_text, parse_lsn
 from parapply.plan.copy_starts import LEFT_OUT, Start
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import in_schema, lsn_text, state_rows
+from parapply.target.state.schema import in_schema, state_rows
 from parapply.vocabulary import SCHEMA_ONLY, CopyState
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from parapply.plan.copy_starts import Known, Name
     from parapply.target.session.settings import Connection
-
 
 #: Why a table waits that `parapply pause` has taken out of the stream.
 PAUSED: Final = "paused: `parapply resume` copies it again"

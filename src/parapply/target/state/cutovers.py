@@ -13,11 +13,11 @@ import msgspec
 from psycopg import sql
 
 from parapply.errors import TargetRefused
-from parapply.model import parse_lsn
+from parapply.model import lsn_text, parse_lsn
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.copies import notify
-from parapply.target.state.schema import in_schema, lsn_text, state_rows
+from parapply.target.state.schema import in_schema, state_rows
 from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:

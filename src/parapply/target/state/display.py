@@ -12,8 +12,9 @@ import msgspec
 import psycopg
 from psycopg.types.json import Json
 
+from parapply.model import lsn_text
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import gone, in_schema, lsn_text, state_rows
+from parapply.target.state.schema import gone, in_schema, state_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

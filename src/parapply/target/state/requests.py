@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from psycopg import sql
 
-from parapply.model import parse_lsn
+from parapply.model import lsn_text, parse_lsn
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.copies import notify
-from parapply.target.state.schema import in_schema, lsn_text, state_rows
+from parapply.target.state.schema import in_schema, state_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from psycopg import sql
 
 from parapply.errors import TargetRefused
-from parapply.model import format_lsn
 from parapply.state_mark import STATE_COMMENT
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.comments import COMMENTS
@@ -211,11 +210,6 @@ async def drop_schema(conn: Connection, schema: str) -> bool:
 def in_schema(text: str, schema: str) -> sql.Composed:
     """Put the quoted name of the state schema where the text says {s}."""
     return sql.SQL(text).format(s=sql.Identifier(schema))
-
-
-def lsn_text(lsn: int | None) -> str | None:
-    """Return an LSN as a parameter; None is NULL."""
-    return None if lsn is None else format_lsn(lsn)
 
 
 def gone(slot_id: int) -> TargetRefused:

@@ -18,7 +18,7 @@ from psycopg import sql
 
 from parapply import failpoints
 from parapply.errors import SourceRefused, TargetRefused
-from parapply.model import POSTGRES_EPOCH_US, format_lsn, parse_lsn
+from parapply.model import POSTGRES_EPOCH_US, format_lsn, lsn_text, parse_lsn
 from parapply.target.session.settings import rows, run_prepared, target_errors
 from parapply.target.state.display import (
     DaemonRow,
@@ -29,7 +29,7 @@ from parapply.target.state.display import (
     write_tables,
     write_workers,
 )
-from parapply.target.state.schema import drop_schema, ensure_schema, gone, has_schema, in_schema, lsn_text, state_rows
+from parapply.target.state.schema import drop_schema, ensure_schema, gone, has_schema, in_schema, state_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

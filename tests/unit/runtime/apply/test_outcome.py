@@ -13,16 +13,15 @@ from parapply.errors import StatementFailed
 from parapply.metrics.figures import Figures
 from parapply.plan.batch import Batch
 from parapply.runtime.apply.conflicts import ConflictHandler
-from parapply.runtime.apply.kit import ApplyRules, WorkerKit
 from parapply.runtime.apply.outcome import apply_outcome
 from parapply.runtime.apply.repair import Repair
-from parapply.runtime.apply.transaction import TargetTransaction
+from parapply.runtime.apply.transaction import ApplyRules, TargetTransaction, WorkerKit
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.vocabulary import Mode
 from parapply.wire.messages import RollbackPrepared
 
 if TYPE_CHECKING:
-    from parapply.runtime.apply.command_rules import CommandRules
+    from parapply.runtime.apply.transaction import CommandRules
     from parapply.runtime.pool.two_phase import TwoPhase
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.tables.plans import TablePlans

@@ -11,7 +11,7 @@ import pytest
 
 from parapply.errors import StatementFailed, TargetLost, TargetRefused
 from parapply.model import Transaction
-from parapply.plan.plans import Plans
+from parapply.plan.table import Plans
 from parapply.runtime.apply.pieces import Pieces, PlannedPiece
 from parapply.target.sql.commands import CommandBuilder
 

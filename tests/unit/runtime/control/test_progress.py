@@ -20,7 +20,7 @@ from parapply.runtime.rest import Rest
 from parapply.target.state.slots import StatePlace
 from parapply.tasks import end_tasks
 from parapply.vocabulary import DaemonState, Reading
-from parapply.wire.frames import Keepalive
+from parapply.wire.copy import Keepalive
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

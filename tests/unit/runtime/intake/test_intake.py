@@ -16,10 +16,9 @@ from parapply.engine.job import LargeJob, SetJob
 from parapply.engine.state import EngineState
 from parapply.errors import ProtocolError
 from parapply.plan.copy_starts import CopyStarts
-from parapply.plan.plans import Plans
-from parapply.runtime.intake import admission
-from parapply.runtime.intake.admission import Admission
-from parapply.runtime.intake.batcher import Batcher
+from parapply.plan.table import Plans
+from parapply.runtime.intake import batcher
+from parapply.runtime.intake.batcher import Admission, Batcher
 from parapply.runtime.intake.commands import CommandTransactions
 from parapply.runtime.intake.intake import Intake
 from parapply.runtime.intake.reader import SlotReader
@@ -31,7 +30,7 @@ from parapply.runtime.shares import share_of
 from parapply.spill import Spill
 from parapply.target.state.slots import SlotState
 from parapply.wire.assembler import Assembler
-from parapply.wire.frames import Keepalive
+from parapply.wire.copy import Keepalive
 from tests import build
 from tests.unit.changes_model import PLAIN
 
@@ -454,7 +453,7 @@ async def test_a_batch_of_a_backlog_stays_open_while_a_new_table_is_being_read_a
 
     It does not stay so for long where the target does not answer.
     """
-    monkeypatch.setattr(admission, "_HELD_S", held_s)
+    monkeypatch.setattr(batcher, "_HELD_S", held_s)
     lab = _Lab()
     lab.tables.is_read_ahead = True
     async with lab.running():

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from parapply.engine.flight import Flight
+from parapply.engine.flight import CommitTurn, Flight
 from parapply.engine.job import SetJob, StreamJob
 from parapply.engine.state import EngineState
-from parapply.engine.turns import CommitTurn
 from parapply.plan.batch import LEAST_THIN_TABLES, Batch
-from parapply.plan.overlap import overlaps
+from parapply.plan.scheduler import Wait, overlaps
 from parapply.plan.table_changes import TableChanges
-from parapply.plan.waits import Wait
 from parapply.runtime.pool.pool import Released, WorkerPool
 from parapply.runtime.pool.streams import StreamBuffer, buffer_of
 from parapply.vocabulary import WaitKind

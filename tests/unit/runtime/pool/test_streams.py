@@ -14,8 +14,7 @@ from parapply.errors import SpillFailed
 from parapply.model import Relation, Transaction
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.spill import Spill
-from parapply.wire.chunk import Chunk
-from parapply.wire.messages import StreamAbort
+from parapply.wire.messages import Chunk, StreamAbort
 from tests import build
 from tests.unit.streams_model import CHANGE_BYTES, XID, Publisher, Subscriber
 

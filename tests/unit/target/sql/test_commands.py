@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 
 from parapply.errors import ProtocolError
 from parapply.plan.batch import Batch
-from parapply.plan.plans import Plans
 from parapply.plan.scheduler import Scheduler
 from parapply.plan.steps import ordered_changes
-from parapply.plan.table import RowTrigger
+from parapply.plan.table import Plans, RowTrigger, table_name
 from parapply.plan.table_changes import NET_REPLACE
 from parapply.target.catalogue.match import match
 from parapply.target.session.pipeline import ANY_COUNT
 from parapply.target.sql import commands
 from parapply.target.sql.commands import LARGE_ROW_BYTES, RUN_BYTES, Command, CommandBuilder
-from parapply.target.sql.conditions import table_name
 from parapply.wire.assembler import Assembler
 from parapply.wire.rows import BINARY_TYPES, TEXT_OID
 from tests import build

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from parapply.plan.batch import Batch
-from parapply.plan.plans import Plans
-from parapply.plan.segments import RowSegment
+from parapply.plan.table import Plans
+from parapply.plan.table_changes import RowSegment
 from parapply.target.sql.commands import CommandBuilder
 from parapply.target.sql.moves import can_move, runs_of_moves
 from tests import build

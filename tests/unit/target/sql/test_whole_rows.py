@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parapply.errors import ProtocolError
-from parapply.plan.segments import RowSegment
 from parapply.plan.table import Equality, UniqueFacts
+from parapply.plan.table_changes import RowSegment
 from parapply.target.catalogue.match import match
 from parapply.target.sql.whole_rows import Group, net_rows
 from parapply.wire.rows import UNCHANGED, Row, text_of, values_of

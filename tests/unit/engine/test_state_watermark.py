@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parapply.plan.watermark import Watermark, covers
+from parapply.engine.state import Watermark, covers
 
 
 class Naive:
@@ -66,7 +66,6 @@ def test_the_watermark_is_that_of_a_naive_model(low_lsn: int, data: st.DataObjec
                 naive.entries.append((lsn, True))
         assert watermark.low_lsn == naive.low_lsn >= low_before
         assert watermark.high_lsn == naive.high_lsn
-        assert watermark.is_idle is not bool(naive.open_lsns())
 
 
 def test_a_keepalive_proves_nothing_while_a_batch_is_open() -> None:

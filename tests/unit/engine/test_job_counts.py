@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parapply.engine.counts import NOTHING_COUNTED, JobCounts
+from parapply.engine.job import NOTHING_COUNTED, JobCounts
 from tests.unit.changes_stream import Op, Publisher, assembled, batches
 
 

@@ -10,8 +10,8 @@ from parapply.engine.flight import Flight
 from parapply.engine.job import SetJob
 from parapply.engine.state import EngineState
 from parapply.plan.batch import Batch
-from parapply.plan.plans import Plans
-from parapply.runtime.apply.sets import Ahead, SetCommands
+from parapply.plan.table import Plans
+from parapply.runtime.apply.transaction import Ahead, SetCommands
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.target.catalogue.match import match
 from parapply.target.sql.commands import CommandBuilder

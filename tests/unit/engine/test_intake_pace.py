@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from parapply.engine.intake import BatchSizing, Gathering
 from parapply.engine.job import Attempts, Resume, SetJob
-from parapply.engine.pace import BatchSizing, Gathering
 from parapply.plan.batch import Batch, Limits
 from parapply.plan.halving import Halving
 from parapply.plan.table_changes import TableChanges

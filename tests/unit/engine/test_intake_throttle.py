@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parapply.engine.throttle import Throttle
+from parapply.engine.intake import Throttle
 
 
 class _Clock:

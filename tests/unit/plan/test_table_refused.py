@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from parapply.errors import ProtocolError, TargetRefused
 from parapply.plan.batch import Batch
-from parapply.plan.plans import Plans
 from parapply.plan.steps import check_plans, is_serial, ordered_changes
+from parapply.plan.table import Plans
 from parapply.wire.assembler import Assembler
 from tests import build
 from tests.unit.changes_model import PLAIN

@@ -1,4 +1,4 @@
-# Types for the compiled twin of flight.py, and its table of counts.
+# Types for the compiled twin of scheduler.py, and the table of counts of the keys in flight.
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
 

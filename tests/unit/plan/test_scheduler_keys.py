@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parapply.plan.flight import KeysInFlight
+from parapply.plan.scheduler import KeysInFlight
 from parapply.plan.table_changes import TableChanges
 from tests import build
 from tests.unit.changes_model import PAIR, PLAIN, Spec

@@ -1,4 +1,4 @@
-# Types for the compiled twin of segments.py.
+# Types for the compiled twin of table_changes.py.
 
 cimport cython
 from parapply.collector cimport untrack

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from parapply.engine.flight import Flight
+from parapply.engine.flight import Answer, CommitTurn, Flight
 from parapply.engine.job import SetJob
 from parapply.engine.state import EngineState
-from parapply.engine.turns import Answer, CommitTurn
 from parapply.plan.batch import Batch
 
 
