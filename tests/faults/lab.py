@@ -57,7 +57,7 @@ _TIMINGS: Mapping[str, str | float] = {
 }
 
 
-#: What sessions of the database do, and who holds them up.
+#: Sessions of the database, and who holds them up; and the slots.
 _STANDING = (
     (
         "SELECT pid, pg_blocking_pids(pid), application_name, state, wait_event_type, wait_event, now() - xact_start,"
