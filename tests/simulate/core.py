@@ -8,7 +8,6 @@ nothing is held.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 from parapply.engine.durability import Durability, Reporting, Stream
@@ -29,7 +28,7 @@ from parapply.wire.frames import Keepalive
 from tests.simulate.apply import Applying
 from tests.simulate.commits import Commits, Entry
 from tests.simulate.draws import Draws, Violation
-from tests.simulate.sessions import PIECE_BYTES, Worker, chain, pieces_of
+from tests.simulate.sessions import PIECE_BYTES, For, Worker, chain, pieces_of
 from tests.simulate.sessions import Stream as InProgress
 from tests.simulate.source import message_of, source_from, source_of
 
@@ -44,9 +43,14 @@ _PATIENCE: Final = 3_000
 #: Pieces of a large transaction that wait for their worker, as in `runtime/intake/batcher.py`.
 _PIECES: Final = 2
 _MOST_WORKERS: Final = 5
-_REPORTING: Final = Reporting(
-    advance_interval_s=0.1, status_interval_s=10, receive_timeout_s=60, is_apply_durable=False, until=Until()
-)
+_SERVER: Final = For.SERVER
+#: Without and with a flush of each commit.
+_REPORTING: Final = [
+    Reporting(
+        advance_interval_s=0.1, status_interval_s=10, receive_timeout_s=60, is_apply_durable=is_durable, until=Until()
+    )
+    for is_durable in (False, True)
+]
 _SCALED: Final = (0.1, 2.0, 20.0, 70.0)
 #: Tables of keys in flight that no epoch uses: each is a megabyte of zeros, which takes longer to make than an epoch.
 _SPARE: Final[list[KeysInFlight]] = []
@@ -124,6 +128,8 @@ class Schedule:
             else:
                 self._disturb()
         self._check_end()
+        self.applying.end()
+        self._check_steps = None
 
     def _check_end(self) -> None:
         left = [lsn for lsn in self._ends if lsn not in self.commits.done and lsn > self.commits.low_lsn]
@@ -162,9 +168,7 @@ class Schedule:
         applying.changed = self._close_if_due  # type: ignore[method-assign]
         applying._check_start = self._check_start  # type: ignore[method-assign]
         applying.is_durable = is_durable = self._is_durable
-        self._durability = Durability(
-            self.flight, replace(_REPORTING, is_apply_durable=is_durable and not self.is_relaxed), 0.0
-        )
+        self._durability = Durability(self.flight, _REPORTING[is_durable and not self.is_relaxed], 0.0)
         self._share = Share(
             least_workers=1, first_workers=2, most_workers=_MOST_WORKERS, memory_bytes=(1, 40, 1 << 30)[draws.below(3)]
         )
@@ -221,6 +225,7 @@ class Schedule:
                 if self._events or self.state.jobs:
                     self._step()
         self._fence(why)
+        self.applying.end()
         if why == "crash":
             kept = commits.n_flushed + draws.below(len(commits.wal) - commits.n_flushed + 1)
             self.seen["crash that loses commits"] += kept < len(commits.wal)
@@ -244,7 +249,10 @@ class Schedule:
 
     def _step(self) -> None:
         found: list[Worker | SetJob | Closing | None] = [
-            one for one in self.applying.workers.values() if one.may_go_on()
+            one
+            for one in self.applying.workers.values()
+            # The most frequent one without a call.
+            if (one.held_by is None or one.is_cancelled if one.waits_for is _SERVER else one.may_go_on())
         ]
         if self._may_take():
             found.append(None)
@@ -381,8 +389,7 @@ class Schedule:
     def _may_take(self) -> bool:
         if not self._events:
             return False
-        kind = self._events[0].kind
-        if self._large is not None and kind in ("piece", "last"):
+        if self._large is not None and self._events[0].kind in ("piece", "last"):
             return len(pieces_of(self._large)) < _PIECES
         return self._room.is_left(len(self._open))
 
