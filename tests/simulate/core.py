@@ -285,7 +285,8 @@ class Schedule:
             self._say(f"worker {worker.number}{job}: {worker.state}, waits for {worker.waits_for.name.lower()}")
         while committed:
             job_done = committed.pop()
-            self._say(f"batch {job_done.batch.seq} has committed")
+            if self.trace is not None:
+                self._say(f"batch {job_done.batch.seq} has committed")
             self._durability.committed(is_synchronous=False)
 
     def _unblock(self) -> bool:
@@ -394,7 +395,8 @@ class Schedule:
         return self._room.is_left(len(self._open))
 
     def _take(self, event: Event) -> None:
-        self._say(f"intake takes: {event.kind} of {event.xid}")
+        if self.trace is not None:
+            self._say(f"intake takes: {event.kind} of {event.xid}")
         self._received_lsn = max(self._received_lsn, event.end_lsn)
         if event.kind == "whole":
             self._whole(event)
@@ -452,7 +454,8 @@ class Schedule:
             self._submit(SetJob(batch, {}))
 
     def _submit(self, job: Job) -> None:
-        self._say(f"batch {job.batch.seq} is closed: {type(job).__name__}")
+        if self.trace is not None:
+            self._say(f"batch {job.batch.seq} is closed: {type(job).__name__}")
         self.applying.perform(self.flight.submit(job, 0.0))
 
     def _new_batch(self, event: Event) -> Batch:
