@@ -114,7 +114,14 @@ class Schedule:
         self._begin()
         draws, limit = self.draws, _PATIENCE * (2 + len(self.source.events))
         n_steps = 0
-        while self._events or self._open or self.state.jobs or self.state.held_bytes or self.applying.is_lost:
+        while (
+            self._events
+            or self._open
+            or self.state.jobs
+            or self.state.held_bytes
+            or self.applying.is_lost
+            or self._has_more()
+        ):
             n_steps += 1
             if n_steps > limit:
                 raise Violation("it never ends")
@@ -146,6 +153,10 @@ class Schedule:
         if self.state.watermark.low_lsn != end_lsn:
             raise Violation("the watermark stands still")
         self._give_back_keys()
+
+    def _has_more(self) -> bool:
+        """Return whether the publisher has more than what has come."""
+        return False
 
     def _say(self, text: str) -> None:
         if self.trace is not None:
@@ -470,7 +481,7 @@ class Schedule:
         self._submit(job)
 
     def _piece(self, event: Event) -> None:
-        last = event if event.end_lsn else next(one for one in self._events if one.xid == event.xid and one.end_lsn)
+        last = event if event.end_lsn else self._last_of(event)
         if last.is_prepared and event.xid in self._pending:
             if event.kind == "last" and event.end_lsn not in self._applied:
                 self._alone(OutcomeJob(self._new_batch(event), message_of(event)))
@@ -489,6 +500,9 @@ class Schedule:
             self.flight.ended(job)
             pieces_of(job).append(None)
             self._large = None
+
+    def _last_of(self, event: Event) -> Event:
+        return next(one for one in self._events if one.xid == event.xid and one.end_lsn)
 
     def _in_progress(self, event: Event) -> None:
         xid = event.xid
