@@ -59,6 +59,9 @@ _SPARE: Final[list[KeysInFlight]] = []
 class Schedule:
     """One seed's."""
 
+    #: Positions between the last transaction's end and the publisher's.
+    _rest = 0x20
+
     @staticmethod
     def _source_of(seed: int) -> Batches:
         return source_of(seed)
@@ -145,7 +148,7 @@ class Schedule:
         if self.commits.prepared:
             raise Violation("a transaction is still prepared at the end")
         # A transaction committed before a kill is passed over, so only the publisher's position shows that all is done.
-        end_lsn = self.source.end_lsn + 0x20
+        end_lsn = self.source.end_lsn + self._rest
         self._durability.keepalive(
             Keepalive(end_lsn=end_lsn, send_time_us=0, reply_requested=False), 0.0, is_synchronous=False
         )

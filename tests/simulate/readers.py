@@ -16,7 +16,7 @@ from tests.simulate import core
 from tests.simulate.draws import Draws, Violation
 from tests.simulate.reading import Readers
 from tests.simulate.source import Source
-from tests.simulate.wal import SCALE, Wal
+from tests.simulate.wal import REST, SCALE, Wal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,9 @@ class _Whole(Source):
 
 class RangesSchedule(core.Schedule):
     """One seed's."""
+
+    # The end of the last range is a position.
+    _rest = 2 * REST
 
     def __init__(self, seed: int, source: Batches | None = None, choices: Sequence[int] | None = None) -> None:
         """Draw how the engine is set, and how much WAL there is."""

@@ -237,8 +237,7 @@ class Readers:
         position = yield from self._come_up(reader)
         if (end := front.end_before(position)) is not None:
             return end
-        if front.is_move_due(self.durable_lsn):
-            lsn = self.durable_lsn
+        if (lsn := front.move_lsn(self.durable_lsn)) is not None:
             yield from self._answered()
             self._seen["the slot is moved"] += 1
             wal.move(lsn)

@@ -23,7 +23,7 @@ _RECORD: Final = 0x18
 #: Bytes of WAL between two restart points.
 _APART: Final = 3 * 8192
 #: Positions after the last commit that hold nothing for the slot.
-_REST: Final = 0x200
+REST: Final = 0x200
 
 
 class Slot:
@@ -66,7 +66,7 @@ class Wal:
         self._draws = draws
         self._check_durable = check_durable
         self.records = _records(source.events)
-        self.last_lsn = (source.end_lsn + _REST) * SCALE
+        self.last_lsn = (source.end_lsn + REST) * SCALE
         self.flush_lsn = 0
         self.slot = Slot()
         #: The slot as it is on disk: a publisher that crashes goes back to it.
@@ -161,7 +161,9 @@ def _records(events: list[Event]) -> list[Record]:
             last_end = event.end_lsn
         else:
             places.append((last_end + 1, last_end + 1))
-    ends = {event.xid: lsn for event, (lsn, _) in zip(events, places, strict=True) if event.kind not in ("piece", "chunk")}
+    ends = {
+        event.xid: lsn for event, (lsn, _) in zip(events, places, strict=True) if event.kind not in ("piece", "chunk")
+    }
     return [
         Record(event, lsn * SCALE, ends[event.xid] * SCALE, end_lsn * SCALE)
         for event, (lsn, end_lsn) in zip(events, places, strict=True)

@@ -66,9 +66,10 @@ class RangeFront:
         # Before the front everything was asked for, wherever this copy is.
         return RangesEnd(max(self.lsn, position.copy_lsn), reason)
 
-    def is_move_due(self, durable_lsn: int) -> bool:
-        """Return whether to move the slot to what is durable on the target."""
-        return durable_lsn - self.slot_lsn >= _MOVE_RANGES * self._plan.limits.range_bytes
+    def move_lsn(self, durable_lsn: int) -> int | None:
+        """Return where to move the slot, if there is much to move: never past what is durable on the target."""
+        is_due = durable_lsn - self.slot_lsn >= _MOVE_RANGES * self._plan.limits.range_bytes
+        return durable_lsn if is_due else None
 
     def begin(self, position: RangePosition, copy: str) -> Asked:
         """Return the range that begins at a copy's position; the next one begins where it ends."""

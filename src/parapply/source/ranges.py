@@ -85,9 +85,9 @@ class RangeReader:
             position = await self._come_up()
             if (end := front.end_before(position)) is not None:
                 return end
-            if front.is_move_due(durable_lsn):
-                await self._execute(catch_up.advance_sql(self._plan.slot, durable_lsn))
-                front.slot_lsn = durable_lsn
+            if (move_lsn := front.move_lsn(durable_lsn)) is not None:
+                await self._execute(catch_up.advance_sql(self._plan.slot, move_lsn))
+                front.slot_lsn = move_lsn
                 failpoints.probe(failpoints.SLOT_MOVED)
         except QueryFailed as failure:
             raise self.refused(failure) from failure
