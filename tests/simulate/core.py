@@ -33,6 +33,7 @@ from tests.simulate.sessions import Stream as InProgress
 from tests.simulate.source import message_of, source_from, source_of
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Iterator, Sequence
 
     from parapply.engine.job import Job
@@ -89,6 +90,7 @@ class Schedule:
         self._is_durable = draws.chance(0.3)
         self.flight: Flight = None  # type: ignore[assignment]
         self._ends = self.source.ends
+        self._check_steps: Iterator[None] | None = None
 
     @classmethod
     def again(cls, parts: Sequence[Sequence[int]]) -> Self:
@@ -193,7 +195,7 @@ class Schedule:
         #: Number of reads, and whether the open batch waits for a while.
         self._heard_s = 0.0
         self._has_timer = False
-        self._check_steps: Iterator[None] | None = None
+        self._check_steps = None
         self._scaling = Scaling(self._share)
         self._seq = self._received_lsn = 0
         #: Ends of the open batch's transactions, and how many it may have.
@@ -203,7 +205,7 @@ class Schedule:
         self._large: LargeJob | None = None
         #: Watermark of the advance that is under way.
         self._advancing: int | None = None
-        self._events = self.source.events_after(low_lsn)
+        self._events: deque[Event] = self.source.events_after(low_lsn)
         self._applied = frozenset(commits.done)
         self._pending = frozenset(commits.prepared)
         for _ in range(1 + draws.below(4)):
@@ -424,8 +426,11 @@ class Schedule:
         if self._open and len(self._open) >= self._size:
             self._close()
         elif not self._events or self.draws.chance(0.5):
-            self._heard_s += 1
-            self._close_if_due()  # a read ends
+            self._read_ends()
+
+    def _read_ends(self) -> None:
+        self._heard_s += 1
+        self._close_if_due()
 
     def _open_batch(self) -> Batch:
         return self.source.batch_of(tuple(self._open), self._seq, is_prepared=False, is_relaxed=self.is_relaxed)

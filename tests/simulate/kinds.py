@@ -67,5 +67,5 @@ _READERS: Final = (
 KINDS: Final = {
     "core": Kind("core", core.Schedule, core.Schedule.again, (*_RARE, *_CORE), 20_000),
     "models": Kind("models", models.RowSchedule, models.RowSchedule.again, (*_RARE, *_MODELS), 4_000),
-    "readers": Kind("readers", readers.RangesSchedule, readers.RangesSchedule.again, _READERS, 4_000),
+    "readers": Kind("readers", readers.RangesSchedule, readers.RangesSchedule.again, _READERS, 10_000),
 }

@@ -129,6 +129,8 @@ class RangesSchedule(core.Schedule):
             self._received_lsn = max(self._received_lsn, event.end_lsn)
             keepalive = Keepalive(end_lsn=event.end_lsn, send_time_us=0, reply_requested=False)
             self._durability.keepalive(keepalive, 0.0, is_synchronous=False)
+            if not self._events:
+                self._read_ends()
             return
         if event.end_lsn:
             if self._next == len(self._ends) or self._ends[self._next] != event.end_lsn:

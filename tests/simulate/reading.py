@@ -1,4 +1,4 @@
-"""The readers of one epoch, as `source/ranges.py` and `source/catch_up_stream.py` run them, and the stream that follows.
+"""The readers of one epoch, as `source/ranges.py` and `source/catch_up_stream.py` run them, and then the stream.
 
 A reader is a generator that gives the condition for which it waits, or None for an answer of the publisher.
 """
@@ -134,7 +134,7 @@ class Readers:
         """Return some events, and the end of a range as a keep-alive."""
         if self.order.holds:
             found, end = self.order.take(n_events * PIECE_BYTES)
-            events: list[Event] = [*found]  # type: ignore[list-item]  as they were put in
+            events: list[Event] = [*found]  # type: ignore[list-item]
             return events if end is None else [*events, Event("keepalive", 0, end.end_lsn // SCALE)]
         events = []
         while self.may_drain and len(events) < n_events:
@@ -269,7 +269,7 @@ class Readers:
             n_events = 1 + draws.below(_PART)
             part, left = left[:n_events], left[n_events:]
             last_lsn = part[-1].end_lsn * SCALE
-            order.add(number, part, len(part) * PIECE_BYTES)  # type: ignore[arg-type]  it does not look at frames
+            order.add(number, part, len(part) * PIECE_BYTES)  # type: ignore[arg-type]
             if not order.may_read(number):
                 self._seen["a reader waits for room"] += 1
                 yield lambda: order.may_read(number)
