@@ -57,7 +57,7 @@ class Reader:
         self.until: Callable[[], bool] | None = None
 
     def may_go_on(self) -> bool:
-        """Return whether what it waits for is there."""
+        """Return whether its wait is over."""
         return self.until is None or self.until()
 
 

@@ -1,6 +1,6 @@
 """The publisher's WAL and slots, as readers see them: positions of commit records, copies of the slot, restart points.
 
-LSNs of the engine are those of the stream; those of the WAL are `SCALE` times as high, so that ranges end among them.
+The engine has the stream's LSNs. The WAL's are `SCALE` times as high, so that ranges end among them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Record(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What a range holds."""
+    """Contents of a range."""
 
     events: list[Event]
     has_stream: bool
