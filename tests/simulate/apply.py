@@ -87,6 +87,12 @@ class Applying:
             self._set_followers()
             self.seen["a worker leaves"] += 1
 
+    def end(self) -> None:
+        """Let go what refers to itself, so that no collector has to look for it."""
+        for worker in self.workers.values():
+            del worker.steps
+        del self.changed, self._check_start
+
     def perform(self, effects: Sequence[Effect]) -> None:
         """Do what the engine decided."""
         for effect in effects:

@@ -8,7 +8,6 @@ nothing is held.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 from parapply.engine.durability import Durability, Reporting, Stream
@@ -27,11 +26,12 @@ from parapply.wire.copy import Keepalive
 from tests.simulate.apply import Applying
 from tests.simulate.commits import Commits, Entry
 from tests.simulate.draws import Draws, Violation
-from tests.simulate.sessions import PIECE_BYTES, Worker, chain, pieces_of
+from tests.simulate.sessions import PIECE_BYTES, For, Worker, chain, pieces_of
 from tests.simulate.sessions import Stream as InProgress
 from tests.simulate.source import message_of, source_from, source_of
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Iterator, Sequence
 
     from parapply.engine.job import Job
@@ -42,9 +42,14 @@ _PATIENCE: Final = 3_000
 #: Pieces of a large transaction that wait for their worker, as in `runtime/intake/batcher.py`.
 _PIECES: Final = 2
 _MOST_WORKERS: Final = 5
-_REPORTING: Final = Reporting(
-    advance_interval_s=0.1, status_interval_s=10, receive_timeout_s=60, is_apply_durable=False, until=Until()
-)
+_SERVER: Final = For.SERVER
+#: Without and with a flush of each commit.
+_REPORTING: Final = [
+    Reporting(
+        advance_interval_s=0.1, status_interval_s=10, receive_timeout_s=60, is_apply_durable=is_durable, until=Until()
+    )
+    for is_durable in (False, True)
+]
 _SCALED: Final = (0.1, 2.0, 20.0, 70.0)
 #: Tables of keys in flight that no epoch uses: to fill the pages of a new one takes longer than an epoch.
 _SPARE: Final[list[KeysInFlight]] = []
@@ -52,6 +57,9 @@ _SPARE: Final[list[KeysInFlight]] = []
 
 class Schedule:
     """One seed's."""
+
+    #: Positions between the last transaction's end and the publisher's.
+    _rest = 0x20
 
     @staticmethod
     def _source_of(seed: int) -> Batches:
@@ -80,6 +88,7 @@ class Schedule:
         self._is_durable = draws.chance(0.3)
         self.flight: Flight = None  # type: ignore[assignment]
         self._ends = self.source.ends
+        self._check_steps: Iterator[None] | None = None
 
     @classmethod
     def again(cls, parts: Sequence[Sequence[int]]) -> Self:
@@ -108,7 +117,14 @@ class Schedule:
         self._begin()
         draws, limit = self.draws, _PATIENCE * (2 + len(self.source.events))
         n_steps = 0
-        while self._events or self._open or self.state.jobs or self.state.held_bytes or self.applying.is_lost:
+        while (
+            self._events
+            or self._open
+            or self.state.jobs
+            or self.state.held_bytes
+            or self.applying.is_lost
+            or self._has_more()
+        ):
             n_steps += 1
             if n_steps > limit:
                 raise Violation("it never ends")
@@ -122,6 +138,8 @@ class Schedule:
             else:
                 self._disturb()
         self._check_end()
+        self.applying.end()
+        self._check_steps = None
 
     def _check_end(self) -> None:
         left = [lsn for lsn in self._ends if lsn not in self.commits.done and lsn > self.commits.low_lsn]
@@ -130,7 +148,7 @@ class Schedule:
         if self.commits.prepared:
             raise Violation("a transaction is still prepared at the end")
         # A transaction committed before a kill is passed over, so only the publisher's position shows that all is done.
-        end_lsn = self.source.end_lsn + 0x20
+        end_lsn = self.source.end_lsn + self._rest
         self._durability.keepalive(
             Keepalive(end_lsn=end_lsn, send_time_us=0, reply_requested=False), 0.0, is_synchronous=False
         )
@@ -138,6 +156,10 @@ class Schedule:
         if self.state.watermark.low_lsn != end_lsn:
             raise Violation("the watermark stands still")
         self._give_back_keys()
+
+    def _has_more(self) -> bool:
+        """Return whether the publisher has more than what has come."""
+        return False
 
     def _say(self, text: str) -> None:
         if self.trace is not None:
@@ -160,9 +182,7 @@ class Schedule:
         applying.changed = self._close_if_due  # type: ignore[method-assign]
         applying._check_start = self._check_start  # type: ignore[method-assign]
         applying.is_durable = is_durable = self._is_durable
-        self._durability = Durability(
-            self.flight, replace(_REPORTING, is_apply_durable=is_durable and not self.is_relaxed), 0.0
-        )
+        self._durability = Durability(self.flight, _REPORTING[is_durable and not self.is_relaxed], 0.0)
         self._share = Share(
             least_workers=1, first_workers=2, most_workers=_MOST_WORKERS, memory_bytes=(1, 40, 1 << 30)[draws.below(3)]
         )
@@ -173,7 +193,7 @@ class Schedule:
         #: Number of reads, and whether the open batch waits for a while.
         self._heard_s = 0.0
         self._has_timer = False
-        self._check_steps: Iterator[None] | None = None
+        self._check_steps = None
         self._scaling = Scaling(self._share)
         self._seq = self._received_lsn = 0
         #: Ends of the open batch's transactions, and how many it may have.
@@ -183,7 +203,7 @@ class Schedule:
         self._large: LargeJob | None = None
         #: Watermark of the advance that is under way.
         self._advancing: int | None = None
-        self._events = self.source.events_after(low_lsn)
+        self._events: deque[Event] = self.source.events_after(low_lsn)
         self._applied = frozenset(commits.done)
         self._pending = frozenset(commits.prepared)
         for _ in range(1 + draws.below(4)):
@@ -216,6 +236,7 @@ class Schedule:
                 if self._events or self.state.jobs:
                     self._step()
         self._fence(why)
+        self.applying.end()
         if why == "crash":
             kept = commits.n_flushed + draws.below(len(commits.wal) - commits.n_flushed + 1)
             self.seen["crash that loses commits"] += kept < len(commits.wal)
@@ -239,7 +260,10 @@ class Schedule:
 
     def _step(self) -> None:
         found: list[Worker | SetJob | Closing | None] = [
-            one for one in self.applying.workers.values() if one.may_go_on()
+            one
+            for one in self.applying.workers.values()
+            # The most frequent one without a call.
+            if (one.held_by is None or one.is_cancelled if one.waits_for is _SERVER else one.may_go_on())
         ]
         if self._may_take():
             found.append(None)
@@ -272,7 +296,8 @@ class Schedule:
             self._say(f"worker {worker.number}{job}: {worker.state}, waits for {worker.waits_for.name.lower()}")
         while committed:
             job_done = committed.pop()
-            self._say(f"batch {job_done.batch.seq} has committed")
+            if self.trace is not None:
+                self._say(f"batch {job_done.batch.seq} has committed")
             self._durability.committed(is_synchronous=False)
 
     def _unblock(self) -> bool:
@@ -376,13 +401,13 @@ class Schedule:
     def _may_take(self) -> bool:
         if not self._events:
             return False
-        kind = self._events[0].kind
-        if self._large is not None and kind in ("piece", "last"):
+        if self._large is not None and self._events[0].kind in ("piece", "last"):
             return len(pieces_of(self._large)) < _PIECES
         return self._room.is_left(len(self._open))
 
     def _take(self, event: Event) -> None:
-        self._say(f"intake takes: {event.kind} of {event.xid}")
+        if self.trace is not None:
+            self._say(f"intake takes: {event.kind} of {event.xid}")
         self._received_lsn = max(self._received_lsn, event.end_lsn)
         if event.kind == "whole":
             self._whole(event)
@@ -396,8 +421,11 @@ class Schedule:
         if self._open and len(self._open) >= self._size:
             self._close()
         elif not self._events or self.draws.chance(0.5):
-            self._heard_s += 1
-            self._close_if_due()  # a read ends
+            self._read_ends()
+
+    def _read_ends(self) -> None:
+        self._heard_s += 1
+        self._close_if_due()
 
     def _open_batch(self) -> Batch:
         return self.source.batch_of(tuple(self._open), self._seq, is_prepared=False, is_relaxed=self.is_relaxed)
@@ -440,7 +468,8 @@ class Schedule:
             self._submit(SetJob(batch, {}))
 
     def _submit(self, job: Job) -> None:
-        self._say(f"batch {job.batch.seq} is closed: {type(job).__name__}")
+        if self.trace is not None:
+            self._say(f"batch {job.batch.seq} is closed: {type(job).__name__}")
         self.applying.perform(self.flight.submit(job, 0.0))
 
     def _new_batch(self, event: Event) -> Batch:
@@ -455,7 +484,7 @@ class Schedule:
         self._submit(job)
 
     def _piece(self, event: Event) -> None:
-        last = event if event.end_lsn else next(one for one in self._events if one.xid == event.xid and one.end_lsn)
+        last = event if event.end_lsn else self._last_of(event)
         if last.is_prepared and event.xid in self._pending:
             if event.kind == "last" and event.end_lsn not in self._applied:
                 self._alone(OutcomeJob(self._new_batch(event), message_of(event)))
@@ -473,6 +502,9 @@ class Schedule:
             self.flight.ended(job)
             pieces_of(job).append(None)
             self._large = None
+
+    def _last_of(self, event: Event) -> Event:
+        return next(one for one in self._events if one.xid == event.xid and one.end_lsn)
 
     def _in_progress(self, event: Event) -> None:
         xid = event.xid

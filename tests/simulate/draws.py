@@ -20,7 +20,7 @@ class Violation(AssertionError):
 class Draws:
     """Choices among numbered possibilities. 0 is the plainest one, and the one drawn when given choices have ended."""
 
-    __slots__ = ("_given", "_random", "taken")
+    __slots__ = ("_given", "_random", "_take", "taken")
 
     def __init__(self, seed: int, given: Sequence[int] | None = None) -> None:
         """Start before the first choice; `given` is taken instead of the seed's."""
@@ -28,17 +28,18 @@ class Draws:
         self._given = None if given is None else iter(given)
         #: All choices so far.
         self.taken: list[int] = []
+        self._take = self.taken.append
 
     def below(self, n: int) -> int:
         """Return a number from 0 to before n."""
         value = int(self._random() * n) if self._given is None else min(next(self._given, 0), n - 1)
-        self.taken.append(value)
+        self._take(value)
         return value
 
     def chance(self, share: float) -> bool:
         """Return whether something happens that does so in a share of all cases."""
         value = self._random() < share if self._given is None else share > 0 and bool(next(self._given, 0))
-        self.taken.append(int(value))
+        self._take(int(value))
         return value
 
 

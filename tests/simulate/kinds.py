@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from parapply.engine.flight import CommitTurn
-from tests.simulate import core, models
+from tests.simulate import core, models, readers
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -57,7 +57,15 @@ _CORE: Final = (
 )  # fmt: skip
 _MODELS: Final = ("a statement is refused", "a stream is rolled back in part")
 
+_READERS: Final = (
+    "ranges are read", "a stream begins", "a range ends before its turn", "a range is void", "a reader is lost",
+    "a reader of a void range is lost", "a reader is refused", "a reader waits for room", "the slot is moved",
+    "the stream takes over: caught", "the stream takes over: a", "the stream is left for ranges", "kill", "crash",
+    "crash that loses commits", "takeover", "lost answer",
+)  # fmt: skip
+
 KINDS: Final = {
     "core": Kind("core", core.Schedule, core.Schedule.again, (*_RARE, *_CORE), 20_000),
     "models": Kind("models", models.RowSchedule, models.RowSchedule.again, (*_RARE, *_MODELS), 4_000),
+    "readers": Kind("readers", readers.RangesSchedule, readers.RangesSchedule.again, _READERS, 10_000),
 }

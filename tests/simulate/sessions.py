@@ -82,7 +82,7 @@ class Worker(Holder):
         if waits_for is For.SERVER:
             return self.held_by is None or self.is_cancelled
         if waits_for is For.JOB:
-            return self.is_answered
+            return self.given is not None or self.is_released
         if waits_for is For.TURN:
             return self.answer is not None
         if isinstance(self.job, StreamJob):

@@ -107,6 +107,8 @@ class Batches:
 class Source(Batches):
     """Stream of one publisher for the core: the contents matter only where batches are compared."""
 
+    has_two_phase = True
+
     def __init__(self, draws: Draws) -> None:
         """Draw few tables and keys, because changes that never meet prove nothing."""
         super().__init__(draws)
@@ -137,7 +139,7 @@ class Source(Batches):
                 if draws.chance(p_special):
                     self._special()
             self.last_lsn = transaction.end_lsn
-            is_prepared = draws.chance(p_special / 4)
+            is_prepared = draws.chance(p_special / 4) and self.has_two_phase
             if is_prepared:
                 self._prepared.append(transaction.end_lsn)
             self.events.append(
@@ -157,7 +159,8 @@ class Source(Batches):
         elif what == 1 and self._open:
             self.events.append(Event("chunk", self._open[draws.below(len(self._open))], 0))
         elif what == 2:
-            xid, n_pieces, is_prepared = 1_000_000 + len(self.events), 1 + draws.below(4), draws.chance(0.2)
+            xid, n_pieces = 1_000_000 + len(self.events), 1 + draws.below(4)
+            is_prepared = draws.chance(0.2) and self.has_two_phase
             self.events += [Event("piece", xid, 0) for _ in range(n_pieces)]
             if is_prepared:
                 self._prepared.append(xid)
@@ -171,6 +174,7 @@ class Source(Batches):
         if at < len(self._open):
             xid = self._open.pop(at)
             kind = ("commit", "commit", "commit", "prepare", "abort")[draws.below(5)]
+            kind = kind if self.has_two_phase or kind == "abort" else "commit"
             self.events.append(Event(kind, xid, 0 if kind == "abort" else self.next_lsn()))
             if kind == "prepare":
                 self._prepared.append(xid)

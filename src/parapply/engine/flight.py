@@ -324,6 +324,8 @@ class Flight:
 
     def _assign(self) -> list[Effect]:
         effects: list[Effect] = []
+        if not self._idle:
+            return effects
         while self._idle and self._ready and self._may_start(self.state.jobs[self._ready[0]].batch):
             seq = heapq.heappop(self._ready)
             self._assigned.add(seq)

@@ -141,6 +141,9 @@ class Stalls:
         Returns:
             Number of the worker and the wait.
         """
+        if not self._blocked:
+            self._state.blocked = None
+            return []
         over = [
             (number, self._blocked.pop(number)) for number in self._blocked.keys() - self._state.foreign_waits.keys()
         ]

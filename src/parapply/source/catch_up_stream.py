@@ -18,8 +18,9 @@ from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.quoting import literal
 from parapply.source.failover import check_same
+from parapply.source.range_front import RangeFront
 from parapply.source.range_order import RangeOrder
-from parapply.source.ranges import CopyRefused, RangeFront, RangeReader
+from parapply.source.ranges import CopyRefused, RangeReader
 from parapply.source.slot import source_errors
 from parapply.source.stream import ReplicationStream, transport_of
 from parapply.tasks import end_tasks
@@ -53,6 +54,8 @@ class CatchUpStream:
         self._facts: SourceFacts | None = None
         self._plan: CatchUp | None = None
         self._front: RangeFront | None = None
+        #: Held by the reader that asks for the next range.
+        self._asking = asyncio.Lock()
         #: The one of this connection first.
         self._readers: list[RangeReader] = []
         self._n_readers = 1
@@ -212,7 +215,7 @@ class CatchUpStream:
         first = RangeReader(self._connection, self._stream.transport, plan, front)
         self._readers = [first]
         try:
-            async with front.lock:
+            async with self._asking:
                 end = await first.ask(0)
         except CopyRefused as refused:
             return str(refused)
@@ -236,14 +239,14 @@ class CatchUpStream:
         """
         if self._plan is not None and not self._is_streaming:
             beside = [self._read_beside(self._plan, number) for number in range(2, self._n_readers + 1)]
-            tasks = [asyncio.create_task(work, name="ranges") for work in (self._read_first(self._plan), *beside)]
+            tasks = [asyncio.create_task(work, name="ranges") for work in (self._read_first(), *beside)]
             try:
                 await asyncio.gather(*tasks)
             finally:
                 await end_tasks(tasks)
         await asyncio.Event().wait()
 
-    async def _read_first(self, plan: CatchUp) -> None:
+    async def _read_first(self) -> None:
         assert self._command is not None
         first = self._readers[0]
         try:
@@ -252,16 +255,17 @@ class CatchUpStream:
             raise first.refused(refused) from refused
         await self._until(lambda: self._order.outcome is not None)
         assert self._order.outcome is not None
-        end_lsn, reason = self._order.outcome
+        assert self._front is not None
+        end = self._order.outcome
         await first.leave()
         failpoints.probe(failpoints.HANDED_OVER)
-        start_lsn = self._ranges_end_lsn = max(end_lsn, plan.start_lsn)
-        await self.start(self._command(start_lsn), start_lsn, reason)
+        start_lsn = self._ranges_end_lsn = self._front.stream_lsn(end)
+        await self.start(self._command(start_lsn), start_lsn, end.reason)
         n_ranges = [reader.n_read for reader in self._readers if reader.n_read]
         self._log.info(
             "catch_up_left",
             start_lsn=format_lsn(start_lsn),
-            reason=reason,
+            reason=end.reason,
             n_ranges=sum(n_ranges),
             n_readers=len(n_ranges),
         )
@@ -312,14 +316,8 @@ class CatchUpStream:
         """Ask for the next range when there is room for it, and return its number; None: there is no further one."""
         order, front = self._order, self._front
         assert front is not None
-        assert self._plan is not None
-        limits, is_first = self._plan.limits, reader is self._readers[0]
-        await self._until(
-            lambda: (
-                order.is_ending or (order.may_read(order.n_begun) and (is_first or limits.is_near(front.restart_bytes)))
-            )
-        )
-        async with front.lock:
+        await self._until(lambda: front.may_ask(order, is_first=reader is self._readers[0]))
+        async with self._asking:
             if order.is_ending:
                 return None
             end = await reader.ask(self._durable_lsn)

@@ -7,7 +7,6 @@ the first session afterwards. A copy ends with its session, whatever happens.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +18,18 @@ from parapply.model import POSTGRES_EPOCH_US, parse_lsn
 from parapply.quoting import literal
 from parapply.source import catch_up
 from parapply.source.catch_up import RangePosition
-from parapply.source.range_order import RangesEnd
+from parapply.source.range_front import Asked
 from parapply.source.stream import CopyFailed, QueryFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from parapply.source.catch_up import CatchUp
+    from parapply.source.range_front import RangeFront
+    from parapply.source.range_order import RangesEnd
     from parapply.source.slot import Connection
     from parapply.source.stream import Transport
 
-#: Whole ranges between two moves of the slot: each move reads the WAL from the slot's restart point on.
-_MOVE_RANGES = 4
 #: Classes of SQLSTATE that say the connection, or the server behind it, is going; 57014 is a cancelled query.
 _GOING = ("08", "57P")
 #: Seconds for the cancellation of the query under way when the daemon ends.
@@ -39,21 +38,6 @@ _CANCEL_S = 1.0
 
 class CopyRefused(Exception):
     """The publisher made no copy of the slot. Nothing was decoded, so the session may still stream."""
-
-
-class RangeFront:
-    """Place where the next range begins. The reader that holds the lock writes it."""
-
-    def __init__(self, plan: CatchUp) -> None:
-        """Begin with what is not on the target."""
-        self.lock = asyncio.Lock()
-        self.lsn = plan.start_lsn
-        #: The slot, or the copy that reads the range before: the next range is read from a copy of this one.
-        self.copy = plan.slot
-        #: Bytes of WAL that are decoded again before the last range that was asked for.
-        self.restart_bytes = 0
-        #: The slot's position: confirmed, and moved by us.
-        self.slot_lsn = 0
 
 
 class RangeReader:
@@ -67,7 +51,7 @@ class RangeReader:
         self._front = front
         self._copy = f"parapply_catch_up_{connection.info.backend_pid}"
         self._has_copy = False
-        self._begin_lsn = self._end_lsn = 0
+        self._asked = Asked(0, 0)
         #: After the last range that was read.
         self._position: RangePosition | None = None
         #: Ranges read whole.
@@ -96,25 +80,19 @@ class RangeReader:
             SourceLost: the connection ended, another query was refused, or another reader has moved the slot: the first
                 copy begins where the slot is.
         """
-        front, limits = self._front, self._plan.limits
+        front = self._front
         try:
             position = await self._come_up()
-            front.restart_bytes = position.restart_bytes
-            reason = catch_up.why_leave(position, limits)
-            # The first range is read in any case if ranges may be read.
-            if reason and not (reason == catch_up.CAUGHT_UP and front.copy == self._plan.slot):
-                # Before the front everything was asked for, wherever this copy is.
-                return RangesEnd(max(front.lsn, position.copy_lsn), reason)
-            if durable_lsn - front.slot_lsn >= _MOVE_RANGES * limits.range_bytes:
-                await self._execute(catch_up.advance_sql(self._plan.slot, durable_lsn))
-                front.slot_lsn = durable_lsn
+            if (end := front.end_before(position)) is not None:
+                return end
+            if (move_lsn := front.move_lsn(durable_lsn)) is not None:
+                await self._execute(catch_up.advance_sql(self._plan.slot, move_lsn))
+                front.slot_lsn = move_lsn
                 failpoints.probe(failpoints.SLOT_MOVED)
         except QueryFailed as failure:
             raise self.refused(failure) from failure
-        self._begin_lsn = position.copy_lsn
-        front.lsn = self._end_lsn = limits.next_end(position)
-        front.copy = self._copy
-        query = catch_up.range_sql(self._copy, self._end_lsn, self._plan.options)
+        self._asked = front.begin(position, self._copy)
+        query = catch_up.range_sql(self._copy, self._asked.end_lsn, self._plan.options)
         try:
             self.is_unfinished = True
             await self.transport.ask(query, position.clock_us)
@@ -133,10 +111,7 @@ class RangeReader:
             return self._position
         await self._make_copy(front.copy)
         position = await self._look()
-        if front.copy == self._plan.slot and position.copy_lsn > front.lsn:
-            raise SourceLost(f"slot {self._plan.slot!r} was moved by another reader before it was copied.")
-        if position.copy_lsn < front.lsn and not self._plan.limits.is_far(position.restart_bytes):
-            # Nothing is decoded for that: the WAL is only read.
+        if front.is_ahead_of(position):
             await self._execute(catch_up.advance_sql(self._copy, front.lsn))
             position = await self._look()
         return position
@@ -193,17 +168,12 @@ class RangeReader:
                 raise _lost(failure) from failure
             raise self.refused(failure) from failure
         self.is_unfinished = False
-        self._check(position)
+        self._front.look(position)
         failpoints.probe(failpoints.RANGE_READ)
         if has_stream:
-            # Nothing of a transaction in progress was handed over, nor anything after its beginning: what was, ends
-            # with a Commit.
-            end_lsn = catch_up.end_lsn_of(last) if last else self._begin_lsn
-            return RangesEnd(end_lsn, catch_up.IN_PROGRESS if self._plan.is_streaming else catch_up.IN_PROGRESS_WHOLE)
+            return self._front.end_inside(self._asked, catch_up.end_lsn_of(last) if last else None)
         self.n_read += 1
-        message_bytes = size_bytes // max(n_messages, 1)
-        reason = catch_up.why_leave(position, self._plan.limits, end_lsn=self._end_lsn, message_bytes=message_bytes)
-        return RangesEnd(position.copy_lsn, reason)
+        return self._front.end_of(self._asked, position, size_bytes // max(n_messages, 1))
 
     async def leave(self) -> None:
         """Drop the copy, after which the connection is ready for the stream.
@@ -228,18 +198,6 @@ class RangeReader:
         """Return the error of a refused query, and note it."""
         self.refusal = f"the publisher refused a range: {failure}"
         return SourceLost(f"a range of the slot's WAL was refused: {failure}; the stream follows.")
-
-    def _check(self, position: RangePosition) -> None:
-        """Leave when the slot is no longer ours; the next epoch says what that means.
-
-        Raises:
-            SourceLost: it is gone, or was moved past what was read here.
-        """
-        if position.slot_lsn is None:
-            raise SourceLost(f"slot {self._plan.slot!r} was dropped while its WAL was read in ranges.")
-        if position.slot_lsn > max(position.copy_lsn, self._plan.start_lsn):
-            raise SourceLost(f"slot {self._plan.slot!r} was moved by another reader.")
-        self._front.slot_lsn = max(self._front.slot_lsn, position.slot_lsn)
 
     async def _look(self) -> RangePosition:
         rows = await self._execute(catch_up.position_sql(self._copy, self._plan.slot))

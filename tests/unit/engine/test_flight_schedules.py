@@ -14,6 +14,9 @@ from parapply.engine.stalls import Stalls
 from parapply.engine.state import Watermark
 from parapply.plan import scheduler
 from parapply.plan.scheduler import Scheduler, overlaps
+from parapply.source.catch_up import IN_PROGRESS
+from parapply.source.range_front import RangeFront
+from parapply.source.range_order import RangeOrder, RangesEnd
 from parapply.vocabulary import WaitKind
 from tests.simulate import core
 from tests.simulate.draws import Draws, Violation, shrink
@@ -272,6 +275,55 @@ def test_models_catch_a_broken_engine(monkeypatch: pytest.MonkeyPatch, mutant: M
     mutant(monkeypatch)
     with pytest.raises(Violation):
         _play_all("models")
+
+
+def _turn_of_a_range_ignored(patch: pytest.MonkeyPatch) -> None:
+    def at_once(order: RangeOrder, number: int, frames: list[bytes], n_bytes: int) -> None:
+        if order.wants(number):
+            order._held_bytes += n_bytes
+            order._ready.append((frames, n_bytes))
+
+    patch.setattr(RangeOrder, "add", at_once)
+
+
+def _reason_for_the_stream_ignored(patch: pytest.MonkeyPatch) -> None:
+    end = RangeOrder.end
+    patch.setattr(RangeOrder, "end", lambda order, number, lsn, _: end(order, number, lsn, ""))
+
+
+def _range_in_turn_waits_for_room(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RangeOrder, "may_read", lambda order, _: order._held_bytes < order._limit_bytes // 2)
+
+
+def _slot_moved_to_what_is_asked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RangeFront, "move_lsn", lambda front, _: front.lsn)
+
+
+def _copy_left_behind(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RangeFront, "is_ahead_of", lambda *_: False)
+
+
+def _stream_begins_after_the_range(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RangeFront, "end_inside", lambda _, asked, __: RangesEnd(asked.end_lsn, IN_PROGRESS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        _turn_of_a_range_ignored,
+        _reason_for_the_stream_ignored,
+        _range_in_turn_waits_for_room,
+        _slot_moved_to_what_is_asked,
+        _copy_left_behind,
+        _stream_begins_after_the_range,
+    ],
+)
+def test_broken_readers_are_caught(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    """A gap, a repetition, readers that all wait, or a slot that moves past what is durable: one of them shows it."""
+    mutant(monkeypatch)
+    with pytest.raises(Violation):
+        _play_all("readers")
 
 
 def _play_all(name: str = "core") -> None:
