@@ -11,7 +11,9 @@ makes arrays of some other types as well (`wire/rows.py`), so that the target ne
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Literal
 
 from parapply.errors import ProtocolError
@@ -566,20 +568,19 @@ def _cut(rows: list[KeptRow], size_bytes: int, plan: TablePlan) -> Iterator[list
     if len(rows) == 1 or size_bytes < min(LARGE_ROW_BYTES * len(rows), SET_BYTES):
         yield rows
         return
-    sizes = [_row_bytes(row) for row in rows]
-    is_early = sum(sizes) >= LARGE_ROW_BYTES * len(rows) and not plan.is_checked_by_statement
+    # A frame is its row and few bytes more. A call for each would cost more than all else here.
+    sizes = map(len, rows) if {*map(type, rows)} == {bytes} else map(_row_bytes, rows)
+    ends = list(accumulate(sizes))
+    is_early = ends[-1] >= LARGE_ROW_BYTES * len(rows) and not plan.is_checked_by_statement
     most_bytes = min(RUN_BYTES, SET_BYTES) if is_early else SET_BYTES
-    start = size = 0
-    for index, row_bytes in enumerate(sizes):
-        if size and size + row_bytes > most_bytes:
-            yield rows[start:index]
-            start, size = index, 0
-        size += row_bytes
-    yield rows[start:]
+    start = before = 0
+    while start < len(rows):
+        end = max(start + 1, bisect_right(ends, before + most_bytes, start))
+        yield rows[start:end]
+        start, before = end, ends[end - 1]
 
 
 def _row_bytes(row: KeptRow) -> int:
-    # A frame is its row and few bytes more.
     return len(row) if isinstance(row, bytes) else sum([len(value) for value in row if value is not UNCHANGED])
 
 
