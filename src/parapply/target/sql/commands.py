@@ -85,11 +85,11 @@ _oid = struct.Struct(">I").pack
 #: Bytes of rows in one set statement at most: far below the gigabyte that one parameter may have (trap T-45).
 SET_BYTES: Final = 32 * 1024 * 1024
 #: Bytes of rows in one set statement where rows are large. The target keeps a statement's parameters three times: in
-#: its message, as elements and as an array. Above this many bytes, glibc gives memory back to the kernel after each
-#: statement (mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD), and the faults for each page of the next one took a
-#: quarter of the target's CPU with rows of 4 kB, a sixth with 0.8 kB. With small rows the cost of a statement counts
-#: for more.
-RUN_BYTES: Final = 128 * 1024
+#: its message, as elements and as an array. With many more, glibc gives memory back to the kernel after each statement
+#: (mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD), and the faults for each page of the next one took a quarter of
+#: the target's CPU with rows of 4 kB, a sixth with 0.8 kB. With half as many the statements cost leader and target more
+#: than that spares, with twice as many nothing is gained. With small rows the cost of a statement counts for more.
+RUN_BYTES: Final = 256 * 1024
 #: Bytes of a row, on average over a set, from which rows are large.
 LARGE_ROW_BYTES: Final = 512
 #: Rows that get other keys; below this number single statements cost no more than a set.
