@@ -11,7 +11,9 @@ makes arrays of some other types as well (`wire/rows.py`), so that the target ne
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Literal
 
 from parapply.errors import ProtocolError
@@ -82,11 +84,11 @@ _oid = struct.Struct(">I").pack
 #: Bytes of rows in one set statement at most: far below the gigabyte that one parameter may have (trap T-45).
 SET_BYTES: Final = 32 * 1024 * 1024
 #: Bytes of rows in one set statement where rows are large. The target keeps a statement's parameters three times: in
-#: its message, as elements and as an array. Above this many bytes, glibc gives memory back to the kernel after each
-#: statement (mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD), and the faults for each page of the next one took a
-#: quarter of the target's CPU with rows of 4 kB, a sixth with 0.8 kB. With small rows the cost of a statement counts
-#: for more.
-RUN_BYTES: Final = 128 * 1024
+#: its message, as elements and as an array. With many more, glibc gives memory back to the kernel after each statement
+#: (mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD), and the faults for each page of the next one took a quarter of
+#: the target's CPU with rows of 4 kB, a sixth with 0.8 kB. With half as many the statements cost leader and target more
+#: than that spares, with twice as many nothing is gained. With small rows the cost of a statement counts for more.
+RUN_BYTES: Final = 256 * 1024
 #: Bytes of a row, on average over a set, from which rows are large.
 LARGE_ROW_BYTES: Final = 512
 #: Rows that get other keys; below this number single statements cost no more than a set.
@@ -565,20 +567,19 @@ def _cut(rows: list[KeptRow], size_bytes: int, plan: TablePlan) -> Iterator[list
     if len(rows) == 1 or size_bytes < min(LARGE_ROW_BYTES * len(rows), SET_BYTES):
         yield rows
         return
-    sizes = [_row_bytes(row) for row in rows]
-    is_early = sum(sizes) >= LARGE_ROW_BYTES * len(rows) and not plan.is_checked_by_statement
+    # A frame is its row and few bytes more. A call for each would cost more than all else here.
+    sizes = map(len, rows) if {*map(type, rows)} == {bytes} else map(_row_bytes, rows)
+    ends = list(accumulate(sizes))
+    is_early = ends[-1] >= LARGE_ROW_BYTES * len(rows) and not plan.is_checked_by_statement
     most_bytes = min(RUN_BYTES, SET_BYTES) if is_early else SET_BYTES
-    start = size = 0
-    for index, row_bytes in enumerate(sizes):
-        if size and size + row_bytes > most_bytes:
-            yield rows[start:index]
-            start, size = index, 0
-        size += row_bytes
-    yield rows[start:]
+    start = before = 0
+    while start < len(rows):
+        end = max(start + 1, bisect_right(ends, before + most_bytes, start))
+        yield rows[start:end]
+        start, before = end, ends[end - 1]
 
 
 def _row_bytes(row: KeptRow) -> int:
-    # A frame is its row and few bytes more.
     return len(row) if isinstance(row, bytes) else sum([len(value) for value in row if value is not UNCHANGED])
 
 
