@@ -21,7 +21,7 @@ from parapply.engine.intake import DueTimes, Room
 from parapply.engine.state import EngineState
 from parapply.engine.workers import Scaling
 from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SlotLost, SourceLost, SourceRefused, TargetLost
-from parapply.logs import get_logger
+from parapply.logs import get_logger, writes_debug
 from parapply.model import format_lsn, format_time
 from parapply.retention import wal_limit
 from parapply.runtime.apply.command_rules import command_rules
@@ -488,14 +488,15 @@ class Epoch:
             of = self._log_run
             names = self._target_names.take(job.counts.rows, job.times.committed_s)
             self._applylog_writer.write([batch_record(job, of, reading, names), *transaction_records(job, of)])
-        self._log.debug(
-            "batch_committed",
-            seq=job.batch.seq,
-            worker=job.worker,
-            end_lsn=format_lsn(job.batch.end_lsn),
-            n_transactions=job.counts.n_transactions,
-            n_changes=job.counts.n_changes,
-        )
+        if writes_debug():
+            self._log.debug(
+                "batch_committed",
+                seq=job.batch.seq,
+                worker=job.worker,
+                end_lsn=format_lsn(job.batch.end_lsn),
+                n_transactions=job.counts.n_transactions,
+                n_changes=job.counts.n_changes,
+            )
 
     def _reporting(self) -> Reporting:
         config = self._config

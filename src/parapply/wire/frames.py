@@ -17,6 +17,8 @@ from parapply.wire.reader import Reader
 
 #: Type byte, written, flushed, applied, client's clock, whether a reply is wanted.
 _STATUS_UPDATE = struct.Struct("!cQQQqB")
+#: Type byte, end LSN, send time, whether a reply is wanted.
+_KEEPALIVE_FRAME = struct.Struct("!cQqB")
 
 _XLOG_DATA = "w"
 _KEEPALIVE = "k"
@@ -82,6 +84,9 @@ def parse_keepalive(frame: bytes) -> Keepalive:
     Raises:
         ProtocolError: the frame is not exactly one Keepalive.
     """
+    if len(frame) == _KEEPALIVE_FRAME.size and frame[:1] == b"k" and frame[-1] <= _REPLY_REQUESTED:
+        _, end_lsn, send_time_us, reply_requested = _KEEPALIVE_FRAME.unpack(frame)  # one comes with every commit
+        return Keepalive(end_lsn=end_lsn, send_time_us=send_time_us, reply_requested=bool(reply_requested))
     reader = Reader(frame)
     if reader.kind != _KEEPALIVE:
         raise reader.error("not a keepalive", 0)
