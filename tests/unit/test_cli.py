@@ -188,6 +188,15 @@ def test_help_does_not_load_the_driver() -> None:
     assert done.returncode == 0
 
 
+def test_a_daemon_without_an_endpoint_loads_no_page() -> None:
+    """A start imports nothing that its first row does not need."""
+    names = ("html", "parapply.http_server", "parapply.runtime.observe.http", "parapply.runtime.observe.page")
+    script = f"import sys; import parapply.runtime.daemon; sys.exit(sum(name in sys.modules for name in {names}))"
+    environ = {**os.environ, "PYTHONPATH": str(Path(parapply.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("group", ["workers=4", "apply.workers", "apply.workers='4"])
 def test_a_run_of_a_replay_takes_settings_only(group: str) -> None:
     """A group that is not of settings is named with its option, before anything is read."""

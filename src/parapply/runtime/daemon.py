@@ -36,8 +36,8 @@ from parapply.model import format_lsn, format_time
 from parapply.runtime.observe.applylog_writer import ApplyLogWriter
 from parapply.runtime.observe.gauges import Gauges
 from parapply.runtime.observe.health import Health
-from parapply.runtime.observe.http import SlotView, endpoint_of
 from parapply.runtime.observe.systemd import Notifier
+from parapply.runtime.observe.view import SlotView
 from parapply.runtime.reload import Reloader
 from parapply.runtime.sessions import Connector
 from parapply.runtime.shares import share_of
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from parapply.engine.shares import Share
     from parapply.login import Login
     from parapply.model import Until
+    from parapply.runtime.observe.http import Endpoint
     from parapply.spill import SpillRoom
 
 _T = TypeVar("_T")
@@ -212,15 +213,20 @@ class Leader:
         self._gauges = Gauges(config, self._share, applylog_writer, self._waits)
         self._health = Health(config.source.slot, self._gauges, self._notifier)
         self.view = SlotView(config.source.slot, self._figures, self._gauges, self._health)
-        endpoint = endpoint_of(self.view)
-        stack.push_async_callback(endpoint.close)
+        endpoint: Endpoint | None = None
+        if config.metrics.listen is not None:
+            # Its modules are a thirtieth of what a start imports.
+            from parapply.runtime.observe.http import endpoint_of  # noqa: PLC0415
+
+            endpoint = endpoint_of(self.view)
+            stack.push_async_callback(endpoint.close)
         looking = [
             asyncio.create_task(self._look(), name="health"),
             asyncio.create_task(self._waits.run(), name="publisher-waits"),
         ]
         stack.push_async_callback(end_tasks, looking)
         stack.callback(self._notifier.stopping, "stopping")
-        if config.metrics.listen is not None:
+        if endpoint is not None and config.metrics.listen is not None:
             await endpoint.open(config.metrics.listen)
         return await self._epochs(applylog_writer)
 

@@ -47,6 +47,19 @@ def test_only_what_was_written_is_durable() -> None:
     assert not durability.made_durable(200)
 
 
+def test_a_keepalive_has_us_look_only_where_it_says_more_than_the_commits() -> None:
+    """One comes with nearly every commit, which has us look when it is acknowledged; a question always does."""
+    durability = _made()
+    more = Keepalive(end_lsn=_AT_LSN + 1, send_time_us=0, reply_requested=False)
+    durability.state.jobs[1] = SetJob(Batch(1), {})
+    assert not durability.keepalive(more, 1.0)
+    assert durability.keepalive(_asking(_AT_LSN + 1), 1.0)
+    durability.state.jobs.clear()
+    assert durability.keepalive(more, 1.0)
+    durability.settle(_QUIET)
+    assert not durability.keepalive(more, 1.0)
+
+
 def test_an_idle_position_counts_once_nothing_is_open() -> None:
     """A keep-alive's position moves the watermark only when all before it has passed (trap T-8)."""
     durability = _made()
