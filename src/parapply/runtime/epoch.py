@@ -344,7 +344,7 @@ class Epoch:
             ParapplyError: an end was lost or refuses; the state on the target says why, if it could be written.
         """
         await self._refuse_past()
-        await self._conflict_handler.look(self.low_lsn, lambda _: False)
+        await self._conflict_handler.begin(self._ends.control, self.low_lsn)
         tasks = {name: asyncio.create_task(run(), name=name) for name, run in self._parts.items()}
         # The task of the sessions ends when one of the workers has failed, which come and go.
         lasting = [*tasks.values()]
