@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import os
 import time
 from contextlib import AsyncExitStack
@@ -77,6 +78,30 @@ _STARTING = ("starting up", "shutting down", "in recovery", "not yet accepting")
 _LATER = (*_STARTING, "too many", "remaining connection slots")
 #: Seconds at most before a server that answers so is asked again, because it is running, and ready in a moment.
 _STARTING_DELAY_S = 1.0
+#: Modules of an epoch, in steps of a millisecond or two: each with those that it imports and the ones before did not.
+#: The last one is the epoch's own.
+_EPOCH_MODULES = (
+    "conflict.skips",
+    "engine.durability",
+    "engine.flight",
+    "engine.workers",
+    "target.state.commands",
+    "runtime.apply.conflicts",
+    "target.sql.commands",
+    "runtime.apply.kit",
+    "runtime.apply.ddl",
+    "runtime.control.requests",
+    "runtime.control.sequence_carrier",
+    "runtime.pool.pool",
+    "runtime.intake.special",
+    "runtime.observe.monitor",
+    "runtime.tables.plans",
+    "runtime.apply.repair",
+    "runtime.apply.streamed",
+    "runtime.worker_tasks",
+    "wire.assembler",
+    "runtime.epoch",
+)
 #: Seconds for the last word of a daemon that was asked to end: a target that does not answer must not hold it up.
 _FAREWELL_S = 1.0
 
@@ -127,6 +152,13 @@ def calm_garbage_collector() -> None:
     gc.freeze()
     gc.set_threshold(_GC_ALLOCATIONS)
     gc.enable()
+
+
+async def _load_epoch() -> None:
+    """Import an epoch's modules one after the other while both servers are awaited, whose answers come in between."""
+    for name in _EPOCH_MODULES:
+        importlib.import_module(f"parapply.{name}")
+        await asyncio.sleep(0)
 
 
 def _log_waiting(one: BlockedSession) -> None:
@@ -362,11 +394,13 @@ class Leader:
     async def _epoch(self, applylog_writer: ApplyLogWriter | None) -> str:
         self._is_epoch_shown = False
         async with AsyncExitStack() as stack:
+            loading = asyncio.create_task(_load_epoch(), name="modules")
+            stack.push_async_callback(end_tasks, [loading])
             ends = await self._unless_ended(self._opener.open(stack))
             if ends is None:
                 return self._signals.why
-            # Imported after the start of the stream, because the publisher decodes in the meantime.
-            from parapply.runtime.epoch import Epoch  # noqa: PLC0415
+            await loading
+            from parapply.runtime.epoch import Epoch  # noqa: PLC0415  imported by then
 
             self._has_served = True
             epoch = Epoch(
