@@ -5,7 +5,6 @@ All times are seconds of the event loop's clock, which is monotonic (fault F29: 
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from parapply.applylog_schema import CONFLICTS_LIMIT
@@ -212,7 +211,7 @@ class _Job:
         #: Written by the conflict handler: its changes' conflicts, each with the commit LSN of its source transaction.
         self.conflicts: list[tuple[int, ConflictRecord]] = []
         #: Written with it: number of conflicts of each sort beyond the ones that a record lists.
-        self.more_conflicts: Counter[ConflictRecord] = Counter()
+        self.more_conflicts: dict[ConflictRecord, int] = {}
         #: Written by the pool for the stall check, cleared by its worker: it blocks an earlier batch, so it rolls back
         #: and waits for its turn (trap T-30).
         self.must_yield = False
@@ -235,7 +234,7 @@ class _Job:
         if len(self.conflicts) < CONFLICTS_LIMIT:
             self.conflicts.append((commit_lsn, conflict))
         else:
-            self.more_conflicts[conflict] += 1
+            self.more_conflicts[conflict] = self.more_conflicts.get(conflict, 0) + 1
 
     def left_out(self) -> None:
         """Count nothing of a PREPARE that is recorded without being prepared: the publisher has rolled it back."""

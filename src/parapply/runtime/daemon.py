@@ -99,6 +99,9 @@ _EPOCH_MODULES = (
     "runtime.apply.repair",
     "runtime.apply.streamed",
     "runtime.worker_tasks",
+    "runtime.intake.batcher",
+    "runtime.intake.intake",
+    "runtime.observe.applylog_intervals",
     "wire.assembler",
     "runtime.epoch",
 )
