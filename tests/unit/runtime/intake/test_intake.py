@@ -579,7 +579,7 @@ async def test_a_large_transaction_goes_to_one_worker_in_pieces() -> None:
 
 
 async def test_a_worker_sends_before_anything_is_reported_and_reading_goes_on() -> None:
-    """What the publisher is told, and a pause for other clients, are no part of a single transaction's latency."""
+    """Reports, and a pause of reading for other clients, are no part of a single transaction's latency."""
     lab = _Lab()
 
     async def work() -> list[tuple[int, bool]]:
