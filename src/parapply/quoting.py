@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-from html import escape
 from typing import TYPE_CHECKING, Final
 
 from parapply.printable import printable
@@ -125,6 +124,8 @@ def html(text: str) -> str:
 
     People read it, so unprintable characters are shown by their escapes.
     """
+    from html import escape  # noqa: PLC0415  it imports the names of all characters, and no start needs them
+
     return escape(printable(text))
 
 

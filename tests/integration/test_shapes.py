@@ -13,7 +13,7 @@ from parapply.runtime.tables.control_pool import ControlPool
 from parapply.runtime.tables.prefetch import CataloguePrefetch
 from parapply.target.catalogue import facts
 from parapply.target.catalogue.fingerprint import LOOKUPS
-from parapply.target.catalogue.query import MANY_FACTS_SQL
+from parapply.target.catalogue.query import MANY_FACTS_SQL, MANY_REPLICA_FACTS_SQL
 from tests.integration.table_cases import Worker, reading, worker_on
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class _Described:
         rows = facts._rows
 
         async def noted(conn: Connection, query: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-            if query == MANY_FACTS_SQL:
+            if query in (MANY_FACTS_SQL, MANY_REPLICA_FACTS_SQL):
                 self.names += zip(params[0], params[1], strict=True)
             return await rows(conn, query, params)
 
@@ -174,7 +174,7 @@ def test_a_table_changed_after_its_shape_was_read_is_described_as_it_was(
     rows = facts._rows
 
     async def late(conn: Connection, query: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
-        if query == MANY_FACTS_SQL:
+        if query in (MANY_FACTS_SQL, MANY_REPLICA_FACTS_SQL):
             worker.run_text("CREATE UNIQUE INDEX other ON tenant_0.item (number)")
         return await rows(conn, query, params)
 

@@ -149,9 +149,7 @@ class Schedule:
             raise Violation("a transaction is still prepared at the end")
         # A transaction committed before a kill is passed over, so only the publisher's position shows that all is done.
         end_lsn = self.source.end_lsn + self._rest
-        self._durability.keepalive(
-            Keepalive(end_lsn=end_lsn, send_time_us=0, reply_requested=False), 0.0, is_synchronous=False
-        )
+        self._durability.keepalive(Keepalive(end_lsn=end_lsn, send_time_us=0, reply_requested=False), 0.0)
         self._durability.settle(Stream(end_lsn, holds_nothing=True, is_inside_large=False, is_synchronous=False))
         if self.state.watermark.low_lsn != end_lsn:
             raise Violation("the watermark stands still")
@@ -366,7 +364,7 @@ class Schedule:
         if self._received_lsn > self.state.watermark.low_lsn and self.draws.chance(0.3):
             lsn = self._received_lsn + 8
             keepalive = Keepalive(end_lsn=lsn, send_time_us=0, reply_requested=False)
-            self._durability.keepalive(keepalive, 0.0, is_synchronous=False)
+            self._durability.keepalive(keepalive, 0.0)
         is_inside = self._large is not None
         holds_nothing = not self._open and not is_inside
         self._durability.settle(Stream(self._received_lsn, holds_nothing, is_inside, is_synchronous=False))

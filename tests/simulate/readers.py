@@ -128,7 +128,7 @@ class RangesSchedule(core.Schedule):
                 raise Violation("a position covers what has not come")
             self._received_lsn = max(self._received_lsn, event.end_lsn)
             keepalive = Keepalive(end_lsn=event.end_lsn, send_time_us=0, reply_requested=False)
-            self._durability.keepalive(keepalive, 0.0, is_synchronous=False)
+            self._durability.keepalive(keepalive, 0.0)
             if not self._events:
                 self._read_ends()
             return

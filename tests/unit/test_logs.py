@@ -35,9 +35,10 @@ _LEVELS = {"debug", "info", "warning", "error", "exception"}
 
 
 @pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
+def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root = logging.getLogger()
     before = (root.level, list(root.handlers))
+    monkeypatch.setattr(logs, "_level", logging.NOTSET)
     yield
     structlog.reset_defaults()
     root.setLevel(before[0])
@@ -55,6 +56,15 @@ def test_json_lines() -> None:
     event = json.loads(line)
     assert event.pop("timestamp").endswith("Z")
     assert event == {"event": "source_connected", "level": "info", "slot": "app", "hint": "x"}
+
+
+def test_a_change_of_the_level_holds_for_debug_events_at_once() -> None:
+    """A hot path asks whether a debug event is written before it makes one."""
+    found = []
+    for level in ("info", "debug", "warning"):
+        logs.configure(level, "json", io.BytesIO())
+        found.append(logs.writes_debug())
+    assert found == [False, True, False]
 
 
 def test_console_lines() -> None:

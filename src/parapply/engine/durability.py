@@ -98,7 +98,7 @@ class Durability:
         self._stuck_lsn = self._stuck_durable_lsn = self._stuck_requests = 0
         self._stuck_since_s = 0.0
 
-    def keepalive(self, keepalive: Keepalive, now_s: float, *, is_synchronous: bool) -> bool:
+    def keepalive(self, keepalive: Keepalive, now_s: float) -> bool:
         """Take a keep-alive, with everything received before it in flight or committed; return whether to look at once.
 
         Raises:
@@ -110,7 +110,7 @@ class Durability:
             self._look_for_shutdown(keepalive.end_lsn, now_s)
             return True
         # One comes with nearly every commit, which says the same, and has us look if it is not enough.
-        return not is_synchronous or (self.state.is_idle and self._idle_lsn > self.state.watermark.low_lsn)
+        return self.state.is_idle and self._idle_lsn > self.state.watermark.low_lsn
 
     def ends_at(self, received_lsn: int) -> None:
         """Take the end of all before the first transaction after `--until`: no more will be taken."""

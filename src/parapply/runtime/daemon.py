@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import os
 import time
 from contextlib import AsyncExitStack
@@ -36,8 +37,8 @@ from parapply.model import format_lsn, format_time
 from parapply.runtime.observe.applylog_writer import ApplyLogWriter
 from parapply.runtime.observe.gauges import Gauges
 from parapply.runtime.observe.health import Health
-from parapply.runtime.observe.http import SlotView, endpoint_of
 from parapply.runtime.observe.systemd import Notifier
+from parapply.runtime.observe.view import SlotView
 from parapply.runtime.reload import Reloader
 from parapply.runtime.sessions import Connector
 from parapply.runtime.shares import share_of
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from parapply.engine.shares import Share
     from parapply.login import Login
     from parapply.model import Until
+    from parapply.runtime.observe.http import Endpoint
     from parapply.spill import SpillRoom
 
 _T = TypeVar("_T")
@@ -76,6 +78,33 @@ _STARTING = ("starting up", "shutting down", "in recovery", "not yet accepting")
 _LATER = (*_STARTING, "too many", "remaining connection slots")
 #: Seconds at most before a server that answers so is asked again, because it is running, and ready in a moment.
 _STARTING_DELAY_S = 1.0
+#: Modules of an epoch, in steps of a millisecond or two: each with those that it imports and the ones before did not.
+#: The last one is the epoch's own.
+_EPOCH_MODULES = (
+    "conflict.skips",
+    "engine.durability",
+    "engine.flight",
+    "engine.workers",
+    "target.state.commands",
+    "runtime.apply.conflicts",
+    "target.sql.commands",
+    "runtime.apply.transaction",
+    "runtime.apply.ddl",
+    "runtime.control.requests",
+    "runtime.control.sequence_carrier",
+    "runtime.pool.pool",
+    "runtime.intake.special",
+    "runtime.observe.monitor",
+    "runtime.tables.plans",
+    "runtime.apply.repair",
+    "runtime.apply.streamed",
+    "runtime.worker_tasks",
+    "runtime.intake.batcher",
+    "runtime.intake.intake",
+    "runtime.observe.applylog_intervals",
+    "wire.assembler",
+    "runtime.epoch",
+)
 #: Seconds for the last word of a daemon that was asked to end: a target that does not answer must not hold it up.
 _FAREWELL_S = 1.0
 
@@ -126,6 +155,13 @@ def calm_garbage_collector() -> None:
     gc.freeze()
     gc.set_threshold(_GC_ALLOCATIONS)
     gc.enable()
+
+
+async def _load_epoch() -> None:
+    """Import an epoch's modules one after the other while both servers are awaited, whose answers come in between."""
+    for name in _EPOCH_MODULES:
+        importlib.import_module(f"parapply.{name}")
+        await asyncio.sleep(0)
 
 
 def _log_waiting(one: BlockedSession) -> None:
@@ -212,15 +248,20 @@ class Leader:
         self._gauges = Gauges(config, self._share, applylog_writer, self._waits)
         self._health = Health(config.source.slot, self._gauges, self._notifier)
         self.view = SlotView(config.source.slot, self._figures, self._gauges, self._health)
-        endpoint = endpoint_of(self.view)
-        stack.push_async_callback(endpoint.close)
+        endpoint: Endpoint | None = None
+        if config.metrics.listen is not None:
+            # Its modules are a thirtieth of what a start imports.
+            from parapply.runtime.observe.http import endpoint_of  # noqa: PLC0415
+
+            endpoint = endpoint_of(self.view)
+            stack.push_async_callback(endpoint.close)
         looking = [
             asyncio.create_task(self._look(), name="health"),
             asyncio.create_task(self._waits.run(), name="publisher-waits"),
         ]
         stack.push_async_callback(end_tasks, looking)
         stack.callback(self._notifier.stopping, "stopping")
-        if config.metrics.listen is not None:
+        if endpoint is not None and config.metrics.listen is not None:
             await endpoint.open(config.metrics.listen)
         return await self._epochs(applylog_writer)
 
@@ -356,11 +397,13 @@ class Leader:
     async def _epoch(self, applylog_writer: ApplyLogWriter | None) -> str:
         self._is_epoch_shown = False
         async with AsyncExitStack() as stack:
+            loading = asyncio.create_task(_load_epoch(), name="modules")
+            stack.push_async_callback(end_tasks, [loading])
             ends = await self._unless_ended(self._opener.open(stack))
             if ends is None:
                 return self._signals.why
-            # Imported after the start of the stream, because the publisher decodes in the meantime.
-            from parapply.runtime.epoch import Epoch  # noqa: PLC0415
+            await loading
+            from parapply.runtime.epoch import Epoch  # noqa: PLC0415  imported by then
 
             self._has_served = True
             epoch = Epoch(

@@ -22,7 +22,7 @@ from parapply.engine.job import SetJob
 from parapply.engine.state import EngineState
 from parapply.engine.workers import Scaling
 from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SlotLost, SourceLost, SourceRefused, TargetLost
-from parapply.logs import get_logger
+from parapply.logs import get_logger, writes_debug
 from parapply.model import format_lsn, format_time
 from parapply.retention import wal_limit
 from parapply.runtime.apply.conflicts import ConflictHandler
@@ -342,7 +342,7 @@ class Epoch:
             ParapplyError: an end was lost or refuses; the state on the target says why, if it could be written.
         """
         await self._refuse_past()
-        await self._conflict_handler.look(self.low_lsn, lambda _: False)
+        await self._conflict_handler.begin(self._ends.control, self.low_lsn)
         tasks = {name: asyncio.create_task(run(), name=name) for name, run in self._parts.items()}
         # The task of the sessions ends when one of the workers has failed, which come and go.
         lasting = [*tasks.values()]
@@ -486,14 +486,15 @@ class Epoch:
             of = self._log_run
             names = self._target_names.take(job.counts.rows, job.times.committed_s)
             self._applylog_writer.write([batch_record(job, of, reading, names), *transaction_records(job, of)])
-        self._log.debug(
-            "batch_committed",
-            seq=job.batch.seq,
-            worker=job.worker,
-            end_lsn=format_lsn(job.batch.end_lsn),
-            n_transactions=job.counts.n_transactions,
-            n_changes=job.counts.n_changes,
-        )
+        if writes_debug():
+            self._log.debug(
+                "batch_committed",
+                seq=job.batch.seq,
+                worker=job.worker,
+                end_lsn=format_lsn(job.batch.end_lsn),
+                n_transactions=job.counts.n_transactions,
+                n_changes=job.counts.n_changes,
+            )
 
     def _reporting(self) -> Reporting:
         config = self._config

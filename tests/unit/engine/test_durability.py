@@ -47,11 +47,24 @@ def test_only_what_was_written_is_durable() -> None:
     assert not durability.made_durable(200)
 
 
+def test_a_keepalive_has_us_look_only_where_it_says_more_than_the_commits() -> None:
+    """One comes with nearly every commit, which has us look when it is acknowledged; a question always does."""
+    durability = _made()
+    more = Keepalive(end_lsn=_AT_LSN + 1, send_time_us=0, reply_requested=False)
+    durability.state.jobs[1] = SetJob(Batch(1), {})
+    assert not durability.keepalive(more, 1.0)
+    assert durability.keepalive(_asking(_AT_LSN + 1), 1.0)
+    durability.state.jobs.clear()
+    assert durability.keepalive(more, 1.0)
+    durability.settle(_QUIET)
+    assert not durability.keepalive(more, 1.0)
+
+
 def test_an_idle_position_counts_once_nothing_is_open() -> None:
     """A keep-alive's position moves the watermark only when all before it has passed (trap T-8)."""
     durability = _made()
     state = durability.state
-    durability.keepalive(Keepalive(end_lsn=300, send_time_us=0, reply_requested=False), 1.0, is_synchronous=False)
+    durability.keepalive(Keepalive(end_lsn=300, send_time_us=0, reply_requested=False), 1.0)
     state.jobs[1] = SetJob(Batch(1), {})
     durability.settle(_QUIET)
     assert state.watermark.low_lsn == _AT_LSN
@@ -91,7 +104,7 @@ def test_an_answer_waits_a_moment_and_a_report_its_interval() -> None:
     """A publisher that shuts down asks again as soon as it is answered."""
     durability = _made()
     durability.reported(0.0)
-    durability.keepalive(_asking(_AT_LSN), 0.0, is_synchronous=False)
+    durability.keepalive(_asking(_AT_LSN), 0.0)
     assert not durability.report_is_due(0.04)
     assert durability.rest_s(_QUIET, 0.0) == pytest.approx(0.02, abs=0.04)
     assert durability.report_is_due(0.05)
@@ -105,12 +118,12 @@ def test_a_publisher_that_shuts_down_is_left_when_nothing_moves() -> None:
     durability = _made()
     state = durability.state
     for number in range(20):
-        durability.keepalive(_asking(300), 0.1 * number, is_synchronous=False)
+        durability.keepalive(_asking(300), 0.1 * number)
     state.durable_lsn = 200
     for number in range(9):
-        durability.keepalive(_asking(300), 4.0 + number, is_synchronous=False)
+        durability.keepalive(_asking(300), 4.0 + number)
     with pytest.raises(SourceLost, match="shutting down"):
-        durability.keepalive(_asking(300), 13.0, is_synchronous=False)
+        durability.keepalive(_asking(300), 13.0)
 
 
 def test_a_silent_publisher_is_asked_and_then_left() -> None:
@@ -171,7 +184,7 @@ def test_at_rest_it_is_written_seldom_and_a_silent_publisher_is_left_in_time() -
     # A position that brought nothing, which comes with every commit in other databases of the server.
     durability.state.watermark.low_lsn = 200
     assert not durability.advance_is_due(resting, 2.9)
-    durability.keepalive(_asking(200), 1.0, is_synchronous=False)
+    durability.keepalive(_asking(200), 1.0)
     assert durability.advance_is_due(resting, 1.0)
     impatient = _made(receive_timeout_s=4)
     assert impatient.rest_s(resting, 0.0) == pytest.approx(1.0)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from parapply.plan.table import TablePlan
     from parapply.runtime.tables.control_pool import ControlPool
     from parapply.target.session.session import WorkerSession
+    from parapply.target.session.settings import Connection
 
 #: Changes of a skipped transaction written to the history in one flight.
 _PORTION = 500
@@ -177,8 +178,20 @@ class ConflictHandler:
         async with self._control_pool.session() as conn:
             await self.skips.learn(conn, transaction.commit_lsn, transaction.end_lsn)
 
+    async def begin(self, conn: Connection, low_lsn: int) -> None:
+        """Read the operator's requests before the first batch.
+
+        Args:
+            conn: the leader's, free before its tasks start. The pool's reads the catalogue, while the stream is read.
+            low_lsn: everything that ends here or before is applied.
+
+        Raises:
+            TargetRefused, TargetLost: as everywhere.
+        """
+        await self.skips.look(conn, low_lsn, lambda _: False)
+
     async def look(self, low_lsn: int, is_committing: Callable[[int], bool]) -> None:
-        """Read the operator's requests, and tidy the history; once a second, and before the first batch.
+        """Read the operator's requests, and tidy the history; once a second.
 
         Args:
             low_lsn: everything that ends here or before is applied.

@@ -116,8 +116,11 @@ class SetCommands:
         commands = ahead.take(batch, builder) if ahead is not None else None
         if commands is None:
             commands = await commands_of(batch, builder, role)
-        late = builder.of_late_keys(batch.steps, batch.size_bytes) if batch.has_late_keys else []
-        return cls(batch, commands, [*late, *code_check(late, role)], may_commit=may_commit)
+        late: list[Command] = []
+        if batch.has_late_keys:
+            late = builder.of_late_keys(batch.steps, batch.size_bytes)
+            late += code_check(late, role)
+        return cls(batch, commands, late, may_commit=may_commit)
 
     @property
     def fit_one_flight(self) -> bool:
@@ -194,7 +197,7 @@ async def commands_of(batch: Batch, builder: CommandBuilder, role: str) -> list[
 
 
 def _checked(commands: list[Command], builder: CommandBuilder, role: str) -> list[Command]:
-    return (by_references(commands) if builder.may_change_role else commands) + code_check(commands, role)
+    return (by_references(commands) if builder.may_change_role else commands) + builder.code_check(commands, role)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

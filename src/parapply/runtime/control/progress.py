@@ -59,7 +59,8 @@ class Progress:
         self._durability = durability
         self._rest = batcher.pool.rest
         self._engine: EngineState = durability.state
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
         #: Failure seen by `committed`, for `report_at_once` to raise.
@@ -87,19 +88,22 @@ class Progress:
         while self._last_word is None:
             self.turns += 1
             self._turned_s = clock()
-            durability.settle(self._seen())
-            if durability.advance_is_due(self._seen(), clock()):
+            seen = self._seen()
+            durability.settle(seen)
+            if durability.advance_is_due(seen, clock()):
                 await self.advance()
-            elif durability.is_waited_for(self._seen()):
+                seen = self._seen()
+            elif durability.is_waited_for(seen):
                 await self._flush()
+                seen = self._seen()
             if durability.report_is_due(clock()):
                 self.report()
-            if durability.question_is_due(self._seen(), clock()):
+            if durability.question_is_due(seen, clock()):
                 self.report(is_asking=True)
             if durability.is_over():
                 return
             self._check_silence()
-            await self._sleep()
+            await self._sleep(seen)
         await self.advance()
         self.report()
 
@@ -149,7 +153,7 @@ class Progress:
         Raises:
             SourceLost: the publisher shuts down and waits for us.
         """
-        is_due = self._durability.keepalive(keepalive, self._clock(), is_synchronous=self._stream.is_synchronous)
+        is_due = self._durability.keepalive(keepalive, self._clock())
         # At rest one comes with every commit in other databases of the server, and the next look takes the last.
         if is_due and (keepalive.reply_requested or not self.is_at_rest):
             self._wake.set()
@@ -247,17 +251,16 @@ class Progress:
         if not self._reader.is_paused and self._durability.silence_is_long(self._reader.heard_s, self._clock()):
             self.report(is_asking=True)
 
-    async def _sleep(self) -> None:
+    async def _sleep(self, seen: Stream) -> None:
         """Wait for an event or the next thing due."""
-        seen = self._seen()
         rest_s = self._durability.rest_s(seen, self._clock())
         if not rest_s:
             return
         self._rests_until_s = self._clock() + rest_s if seen.rest_s else 0.0
+        timer = self._loop.call_later(rest_s, self._wake.set)
         try:
-            async with asyncio.timeout(rest_s):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+            await self._wake.wait()
+        finally:
+            timer.cancel()
         self._wake.clear()
         self._rests_until_s = 0.0

@@ -141,8 +141,11 @@ class Batcher:
 
     @property
     def pause_s(self) -> float:
-        """Return the seconds not to read after everything at hand was read; 0 where a worker could apply it at once."""
-        return self._closing.pause_s
+        """Return the seconds not to read after everything at hand was read; 0 where a worker could apply it at once.
+
+        While nothing waits here it is 0, as a single client sends nothing before its answer.
+        """
+        return 0.0 if self.holds_nothing and not self._closing.is_backlog else self._closing.pause_s
 
     def add_run(self, transactions: list[Transaction], at: int) -> int:
         """Add transactions from an index on, at least one, while they are plain and the batch is not full.
@@ -289,10 +292,12 @@ class Batcher:
         self.pool.submit(job, self._clock())
         self._note_alone(job, event)
 
-    def close_if_due(self) -> None:
-        """Close the open batch if it is due; called when something was read, or the pool has changed."""
-        if self._open is not None:
-            self._close_after(self._closing.look(self._open.batch, self.reader.heard_s))
+    def close_if_due(self) -> bool:
+        """Close the open batch if it is due, and return whether it was; called when bytes came or the pool changed."""
+        if self._open is None:
+            return False
+        self._close_after(self._closing.look(self._open.batch, self.reader.heard_s))
+        return self._open is None
 
     def _close_after(self, wait_s: float | None) -> None:
         if wait_s == 0.0:

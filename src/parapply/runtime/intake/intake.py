@@ -98,11 +98,13 @@ class Intake:
                 # A change may be a gigabyte, and the next read may come late.
                 del transactions
                 batcher.is_taking = False
+                if batcher.close_if_due():
+                    # Its worker sends it first: reports, and a pause of reading, are no part of a commit's latency.
+                    await asyncio.sleep(0)
                 keepalive = reader.take_keepalive()
                 if keepalive is not None:
                     batcher.received_lsn = max(batcher.received_lsn, keepalive.end_lsn)
                     self._reports.keepalive(keepalive)
-                batcher.close_if_due()
                 self._reports.received()
                 await self._wait_for_room()
                 if reader.is_drained and (pause_s := batcher.pause_s):

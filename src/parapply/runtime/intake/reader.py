@@ -108,8 +108,12 @@ class SlotReader:
         self.go_on()
         if not self._readable.is_set():
             self._waits_since_s = self._clock()
-            with self.waiting("the publisher"):
+            # As `waiting` does, whose generator takes as long as the rest of a wait.
+            before, self._waits_for = self._waits_for, "the publisher"
+            try:
                 await self._readable.wait()
+            finally:
+                self._waits_for = before
             self._waited_s += self._clock() - self._waits_since_s
             self._waits_since_s = 0.0
         self._readable.clear()

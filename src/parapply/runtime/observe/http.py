@@ -15,16 +15,13 @@ from parapply.http_server import TEXT, HttpServer
 from parapply.logs import get_logger
 from parapply.metrics.exposition import CONTENT_TYPE, SlotFigures, exposition
 from parapply.runtime.observe import page_html
-from parapply.runtime.observe.page import StatusPage
 from parapply.runtime.observe.page_html import POLICY, Link, Number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from parapply.config_values import Address
-    from parapply.metrics.figures import Figures
-    from parapply.runtime.observe.gauges import Gauges
-    from parapply.runtime.observe.health import Health
+    from parapply.runtime.observe.view import SlotView
 
 _JSON: Final = "application/json"
 _HTML: Final = "text/html; charset=utf-8"
@@ -33,24 +30,6 @@ _PATHS: Final = "/, /metrics, /healthz, /healthz/live, /healthz/ready"
 
 #: Status, content type and body.
 Answer = tuple[int, str, bytes]
-
-
-class SlotView:
-    """All that is shown of one slot."""
-
-    def __init__(self, slot: str, figures: Figures, gauges: Gauges, health: Health) -> None:
-        """Read these parts whenever something is asked."""
-        self._slot = slot
-        self._figures = figures
-        self.gauges = gauges
-        self.health = health
-        self.page = StatusPage(slot, figures, gauges, health)
-
-    def measured(self) -> SlotFigures:
-        """Return the slot's metrics."""
-        state, _ = self.health.state
-        values = self._figures.values() | self.gauges.values(state, is_ready=self.health.is_ready)
-        return SlotFigures(self._slot, values, self._figures.histograms())
 
 
 class FleetSlot(NamedTuple):
@@ -99,7 +78,7 @@ def endpoint_of(view: SlotView) -> Endpoint:
         if path == "/":
             return 200, _HTML, view.page.html()
         if path == "/metrics":
-            return 200, CONTENT_TYPE, exposition([view.measured()])
+            return 200, CONTENT_TYPE, exposition([_measured(view)])
         return _probe(path, view.health.report())
 
     return Endpoint(answer)
@@ -113,7 +92,7 @@ def endpoint_of_fleet(slots: Callable[[], Sequence[FleetSlot]]) -> Endpoint:
         if path == "/":
             return 200, _HTML, _overview(found)
         if path == "/metrics":
-            return 200, CONTENT_TYPE, exposition([one.view.measured() for one in found if one.view is not None])
+            return 200, CONTENT_TYPE, exposition([_measured(one.view) for one in found if one.view is not None])
         if path.startswith(_SLOTS):
             pages = [one.view.page for one in found if one.view is not None and path == _SLOTS + one.slot]
             return (200, _HTML, pages[0].html()) if pages else None
@@ -122,6 +101,12 @@ def endpoint_of_fleet(slots: Callable[[], Sequence[FleetSlot]]) -> Endpoint:
         return _probe(path, {**both, "slots": reports})
 
     return Endpoint(answer, f"{_PATHS}, {_SLOTS}NAME")
+
+
+def _measured(view: SlotView) -> SlotFigures:
+    state, _ = view.health.state
+    values = view.figures.values() | view.gauges.values(state, is_ready=view.health.is_ready)
+    return SlotFigures(view.slot, values, view.figures.histograms())
 
 
 def _probe(path: str, report: dict[str, Any]) -> Answer | None:

@@ -21,7 +21,14 @@ from parapply.errors import TargetRefused
 from parapply.plan.table import ColumnFacts, ForeignCode, Reference, RowTrigger, TableFacts
 from parapply.target.catalogue.fingerprint import LOOKUPS
 from parapply.target.catalogue.key_facts import foreign_key_facts, indexed_equality, unique_facts
-from parapply.target.catalogue.query import ACCESS_SQL, FACTS_SQL, FOREIGN_SQL, MANY_FACTS_SQL, OIDS_SQL
+from parapply.target.catalogue.query import (
+    ACCESS_SQL,
+    FACTS_SQL,
+    FOREIGN_SQL,
+    MANY_FACTS_SQL,
+    MANY_REPLICA_FACTS_SQL,
+    OIDS_SQL,
+)
 from parapply.target.catalogue.row_code import row_trigger
 from parapply.target.catalogue.shape import SHAPES_SQL
 from parapply.target.session.settings import target_errors
@@ -141,7 +148,8 @@ async def _described(
 ) -> dict[tuple[str, str], TableFacts | TargetRefused]:
     """Return the facts of each of some tables, or why it is refused, by one query."""
     facts: dict[tuple[str, str], TableFacts | TargetRefused] = {}
-    for number, *row in await _rows(conn, MANY_FACTS_SQL, (*_columns_of(names), role)):
+    query = MANY_REPLICA_FACTS_SQL if role == "replica" else MANY_FACTS_SQL
+    for number, *row in await _rows(conn, query, (*_columns_of(names), role)):
         schema, name = names[number - 1]
         try:
             facts[schema, name] = _table(schema, name, row)

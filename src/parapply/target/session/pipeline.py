@@ -244,7 +244,7 @@ class Pipeline:
         try:
             while end < len(statements) and end - start < FLIGHT_STATEMENTS and size < FLIGHT_BYTES:
                 statement = statements[end]
-                size_bytes = sum([len(value) for value in statement.parameters if value is not None])
+                size_bytes = sum(map(len, filter(None, statement.parameters)))
                 if size_bytes > FLIGHT_BYTES and end > start:
                     break
                 name = self._prepare(statement, expected)

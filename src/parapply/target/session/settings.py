@@ -309,8 +309,10 @@ async def target_settings(conn: Connection) -> TargetSettings:
     return TargetSettings(tracks_commits, lock_places, conn.info.server_version >= SHARED_ORIGINS_SINCE)
 
 
-async def run_prepared(conn: Connection, name: bytes, query: sql.Composed, params: Sequence[bytes]) -> int:
-    """Do what `rows` does, for a statement that is run often, and return the number of rows.
+async def run_prepared(
+    conn: Connection, name: bytes, query: sql.Composed, params: Sequence[bytes | None]
+) -> list[tuple[bytes | None, ...]]:
+    """Do what `rows` does, for a statement that is run often, and return the rows with their values as text.
 
     Past psycopg's cursors, which take the leader twice as long as this.
 
@@ -330,7 +332,7 @@ async def run_prepared(conn: Connection, name: bytes, query: sql.Composed, param
         return _check(await conn.wait(generators.execute(conn.pgconn)))
 
 
-def _check(results: Sequence[PGresult]) -> int:
+def _check(results: Sequence[PGresult]) -> list[tuple[bytes | None, ...]]:
     """Return the rows of the only result.
 
     Raises:
@@ -339,7 +341,7 @@ def _check(results: Sequence[PGresult]) -> int:
     (result,) = results
     if result.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
         raise psycopg.errors.error_from_result(result)
-    return result.ntuples
+    return [tuple([result.get_value(row, column) for column in range(result.nfields)]) for row in range(result.ntuples)]
 
 
 def client_conninfo(dsn: str, application_name: str, *, kind: Kind = "control") -> str:

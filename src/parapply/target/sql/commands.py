@@ -93,6 +93,9 @@ RUN_BYTES: Final = 256 * 1024
 LARGE_ROW_BYTES: Final = 512
 #: Rows that get other keys; below this number single statements cost no more than a set.
 _FEW_MOVES: Final = 4
+#: Commands of a batch up to which its `code_check` is kept, and how many are.
+_FEW_COMMANDS: Final = 8
+_CHECKS: Final = 1024
 
 
 class Command(Statement):
@@ -175,6 +178,8 @@ class CommandBuilder:
         # By identity: hashing a plan's facts for every batch would cost more than its statements. Each entry keeps
         # its plan alive, so an identity cannot come back for another.
         self._statements: dict[int, Statements] = {}
+        #: `code_check` of batches of few commands by the identities of their plans, and the plans, to keep them alive.
+        self._checks: dict[tuple[int, ...], tuple[list[TablePlan], list[Command]]] = {}
         #: Target tables with a trigger that seems to leave rows out.
         self._vetoed: set[int] = set()
         #: A plan has owners whose code must not run: see `_guarded`.
@@ -245,6 +250,19 @@ class CommandBuilder:
     def forget(self) -> None:
         """Drop the statements of plans that are no longer used."""
         self._statements.clear()
+        self._checks.clear()
+
+    def code_check(self, commands: Sequence[Command], role: str) -> list[Command]:
+        """Do what the function does. Of few commands it is kept for batches of the same tables; `role` is one."""
+        if len(commands) > _FEW_COMMANDS or any(command.others for command in commands):
+            return code_check(commands, role)
+        key = tuple([id(command.plan) for command in commands])
+        kept = self._checks.get(key)
+        if kept is None:
+            if len(self._checks) >= _CHECKS:
+                self._checks.clear()
+            kept = self._checks[key] = [command.plan for command in commands], code_check(commands, role)
+        return kept[1]
 
     def _guarded(self, commands: list[Command]) -> list[Command]:
         """Put the `guards` of their tables before commands."""

@@ -339,16 +339,19 @@ async def advance(conn: Connection, schema: str, slot_id: int, progress: SlotPro
     values: list[object] = [slot_id, format_lsn(progress.low_lsn), format_lsn(progress.high_lsn)]
     values += [lsn_text(progress.confirmed_flush_lsn), lsn_text(progress.source_lsn), progress.last_commit_time_us]
     values += [progress.lag_s, progress.state, progress.reason, progress.reading]
+    params = [None if value is None else str(value).encode() for value in values]
     with target_errors("advancing the watermark"):
         if failpoints.is_armed(failpoints.PRUNING):
             async with conn.transaction():
-                found = await rows(conn, query, values)
+                found = await run_prepared(conn, b"parapply_advance", query, params)
                 failpoints.probe(failpoints.PRUNING)
         else:
-            found = await rows(conn, query, values)
+            found = await run_prepared(conn, b"parapply_advance", query, params)
     if not found:
         raise gone(slot_id)
-    return parse_lsn(found[0][0])
+    ((low_lsn,),) = found
+    assert low_lsn is not None, "the column takes no NULL"
+    return parse_lsn(low_lsn.decode())
 
 
 async def set_timeline(conn: Connection, schema: str, slot_id: int, timeline: int) -> None:
@@ -378,8 +381,8 @@ async def flush(conn: Connection, schema: str, slot_id: int, low_lsn: int, high_
     )
     params = [b"%d" % slot_id, format_lsn(low_lsn).encode(), format_lsn(high_lsn).encode()]
     with target_errors("advancing the watermark"):
-        n_found = await run_prepared(conn, b"parapply_flush", query, params)
-    if not n_found:
+        found = await run_prepared(conn, b"parapply_flush", query, params)
+    if not found:
         raise gone(slot_id)
 
 

@@ -577,6 +577,25 @@ async def test_a_large_transaction_goes_to_one_worker_in_pieces() -> None:
         assert job.batch.end_lsn == lab.lsn + 0x30
 
 
+async def test_a_worker_sends_before_anything_is_reported_and_reading_goes_on() -> None:
+    """Reports, and a pause of reading for other clients, are no part of a single transaction's latency."""
+    lab = _Lab()
+
+    async def work() -> list[tuple[int, bool]]:
+        await lab.pool.next_job()
+        return [*lab.keepalives]
+
+    async with lab.running():
+        worker = asyncio.create_task(work())
+        await settle()
+        lab.stream.keepalive = Keepalive(end_lsn=0x9000, send_time_us=1, reply_requested=False)
+        lab.stream.feed(*lab.transaction())
+        assert await worker == []
+        await settle()
+        assert lab.keepalives == [(0x9000, True)]
+        assert lab.stream.reading.is_set()
+
+
 async def test_a_keepalive_is_told_after_what_came_before_it() -> None:
     """Its LSN proves something only if everything before it is in the worker pool's hands (trap T-8)."""
     lab = _Lab()

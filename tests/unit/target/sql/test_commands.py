@@ -116,6 +116,20 @@ def test_code_is_looked_for_on_tables_of_which_none_is_known() -> None:
     assert b"IN ('A', 'O')" in commands.code_check(plain, "origin")[0].prepared.text
 
 
+def test_the_check_of_a_few_tables_is_kept_for_their_next_batch() -> None:
+    """The same plans have the same check, other plans another one; plans no longer used keep none."""
+    builder = commands.CommandBuilder()
+    row = cells("1", "a", "b")
+    plain = of_batch(build.insert(row, oid=PLAIN.oid))
+    both = [*plain, *of_batch(build.insert(cells("a", "b"), oid=KEYLESS.oid))]
+    (kept,) = builder.code_check(plain, "replica")
+    assert builder.code_check(plain, "replica") == [kept]
+    assert kept.parameters == commands.code_check(plain, "replica")[0].parameters
+    assert builder.code_check(both, "replica")[0].parameters == commands.code_check(both, "replica")[0].parameters
+    builder.forget()
+    assert builder.code_check(plain, "replica") != [kept]
+
+
 def test_row_triggers_are_known_by_their_versions() -> None:
     """The check of a table with such triggers names the versions that its plan was made with."""
     trigger = RowTrigger(name="trigger r", version="1 2 3 4", reads=(), writes=(), is_function_of_new=True)
