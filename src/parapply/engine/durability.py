@@ -148,12 +148,13 @@ class Durability:
         return max(stream.rest_s or _SHOW_S, self._reporting.advance_interval_s)
 
     def _advance_wait_s(self, stream: Stream) -> float:
-        if self.state.watermark.low_lsn <= self._written_lsn:
+        has_moved = self.state.watermark.low_lsn > self._written_lsn
+        if not has_moved or (stream.rest_s and not self._is_reply_due):
             every_s = self.shown_every_s(stream)
-            # Not before the row says so.
-            return every_s if every_s <= self._promised_s else max(_SHOW_S, self._reporting.advance_interval_s)
-        if stream.rest_s and not self._is_reply_due:
-            return max(min(stream.rest_s, MOVED_S), self._reporting.advance_interval_s)
+            if every_s > self._promised_s:
+                # Not before the row says so.
+                return max(_SHOW_S, self._reporting.advance_interval_s)
+            return max(min(every_s, MOVED_S), self._reporting.advance_interval_s) if has_moved else every_s
         # Between two advances of a standby its flushes keep it durable.
         is_quiet = self.state.is_idle and not stream.is_synchronous
         return _ADVANCE_MIN_S if is_quiet else self._reporting.advance_interval_s

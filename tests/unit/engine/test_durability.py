@@ -167,6 +167,11 @@ def test_at_rest_it_is_written_seldom_and_a_silent_publisher_is_left_in_time() -
     assert durability.rest_s(_QUIET, 0.0) == pytest.approx(0.5)
     assert durability.rest_s(resting, 0.0) == pytest.approx(1.0)
     assert durability.advance_is_due(resting, 1.0)
+    # A row that does not say so yet would count as silence, whatever has moved.
+    durability.state.watermark.low_lsn = 150
+    assert not durability.advance_is_due(resting, 0.9)
+    assert durability.advance_is_due(resting, 1.0)
+    assert durability.made_durable(150)
     durability.advances(1.0, durability.shown_every_s(resting))
     assert durability.rest_s(resting, 1.0) == pytest.approx(9.0)  # a report
     assert not durability.advance_is_due(resting, 14.9)

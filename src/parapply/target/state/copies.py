@@ -531,7 +531,7 @@ async def notify(conn: Connection, slot_id: int) -> None:
 
 
 async def call(conn: Connection, schema: str, slot_name: str) -> None:
-    """Notify the daemon of a slot from a session that only reads; a standby lets nobody notify.
+    """Notify the daemon of a slot from a session that only reads; a standby takes no notification.
 
     Raises:
         TargetRefused: the role may not read the slots.
