@@ -131,7 +131,7 @@ def parameters_of(dsn: str) -> dict[str, Any]:
 #: the registration away, as a closed socket of the same number may, costs a second at most.
 _SELDOM_S: Final = 1.0
 #: Least number of wakes in a wait with a limit, as a wait for calls has: no call is later than that part of it.
-_WAKES: Final = 6
+_WAKES: Final = 3
 
 
 class Session(psycopg.AsyncConnection[tuple[Any, ...]]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 #: Seconds after which a task that still runs is cancelled again. A second cancellation interrupts what the first one
 #: made it clean up (a statement of psycopg's is cancelled on its server), so not at once.
 _AGAIN_S = 2.0
+#: Seconds from which a wait may be up to a second longer, so that it ends with others: in a process with many slots
+#: each wake of the event loop costs as much as most of what it wakes for.
+_LONG_S = 5.0
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
@@ -31,6 +35,17 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
         _, pending = await asyncio.wait(pending, timeout=_AGAIN_S)
     # Retrieve the exceptions, or asyncio reports them as never retrieved.
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def beat_s(seconds: float) -> float:
+    """Return when a wait from now on ends, by the event loop's clock; a long one ends with the next whole second."""
+    end_s = asyncio.get_running_loop().time() + seconds
+    return math.ceil(end_s) if seconds >= _LONG_S else end_s
+
+
+async def sleep_to_beat(seconds: float) -> None:
+    """Sleep until `beat_s`."""
+    await asyncio.sleep(beat_s(seconds) - asyncio.get_running_loop().time())
 
 
 def log_tasks() -> None:

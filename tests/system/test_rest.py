@@ -30,22 +30,24 @@ __all__ = ["pair"]
 _TABLES = "CREATE TABLE item (id int PRIMARY KEY, v int);"
 #: Before any other module takes the values over. Moves are read more often than rest begins, as always.
 _PROGRAM = (
-    "import sys; from parapply.runtime import rest; rest.QUIET_S, rest.LONG_S = 0.2, 1e6;"
+    "import sys; from parapply.runtime import rest; rest.QUIET_S, rest.LONG_S = 0.2, 1e6; {}"
     " from parapply.runtime.observe import monitor; monitor._MOVES_S, monitor._INTERVAL_S = 0.05, 0.1;"
     " from parapply.__main__ import run; sys.exit(run())"
 )
+#: A position that brought nothing is not written by itself.
+_UNMOVED = "from parapply.engine import durability; durability.MOVED_S = 1e6;"
 _SETTINGS = {**QUICK, "apply.workers": FEW_WORKERS, "log.level": "debug", **LISTEN}
 
 
 @contextmanager
-def _at_rest(pair: Pair) -> Iterator[Daemon]:
-    """Give a daemon that has applied a row and rests."""
+def _at_rest(pair: Pair, more: str = "") -> Iterator[Daemon]:
+    """Give a daemon that has applied a row and rests; its program begins with something more."""
     pair.create(_TABLES)
     pair.write("INSERT INTO item VALUES (1, 0)")
     words = ["run", *pair.route.arguments(_SETTINGS)]
-    daemon = Daemon(pair.route, command=[sys.executable, "-c", _PROGRAM, *words])
+    daemon = Daemon(pair.route, command=[sys.executable, "-c", _PROGRAM.format(more), *words])
     try:
-        daemon.wait_caught_up()
+        daemon.wait_for_event("batch_committed")
         daemon.wait_for_event("rest_begun")
         yield daemon
     finally:
@@ -79,6 +81,33 @@ def test_commands_are_heard_at_rest(pair: Pair, run_command: RunCommand) -> None
             daemon.wait_for_event("rest_begun", count=before + 1)
         daemon.wait_caught_up()
         pair.check_equal()
+        daemon.stop()
+
+
+def _lsn_of_nothing(pair: Pair) -> str:
+    """Return a position after WAL that brings nothing."""
+    pair.source.execute("SELECT pg_logical_emit_message(true, 'nothing', 'for us')")
+    return str(pair.source.rows("SELECT pg_current_wal_insert_lsn()")[0][0])
+
+
+def test_a_wait_is_heard_at_rest(pair: Pair, run_command: RunCommand) -> None:
+    """For a position that brings nothing, which the daemon would write much later by itself."""
+    with _at_rest(pair, _UNMOVED) as daemon:
+        pair.target.wait_until("SELECT shown_every_s > 1 FROM parapply.progress")
+        done = run_command(pair.route, "wait", "--lsn", _lsn_of_nothing(pair), "--timeout", "20")
+        assert done.returncode == 0, done
+        daemon.wait_for_event("rest_begun", count=2)
+        daemon.stop()
+    assert pair.target.rows("SELECT shown_every_s FROM parapply.progress") == [(1.0,)]
+
+
+def test_a_wait_in_sql_is_heard_when_it_has_ended(pair: Pair) -> None:
+    """It cannot call before, so the first one may be in vain; a short one does not call."""
+    with _at_rest(pair, _UNMOVED) as daemon:
+        lsn = _lsn_of_nothing(pair)
+        for timeout_s, is_reached in ((0.0, False), (1.1, False), (20, True)):
+            found = pair.target.rows(f"SELECT parapply.wait_for('{lsn}', {timeout_s})")
+            assert found == [(is_reached,)], timeout_s
         daemon.stop()
 
 

@@ -1,4 +1,4 @@
-"""Ending tasks: one that loses a cancellation ends all the same."""
+"""Tasks: one that loses a cancellation ends all the same, and long waits end together."""
 
 from __future__ import annotations
 
@@ -50,3 +50,13 @@ async def test_every_task_ends(monkeypatch: pytest.MonkeyPatch, work: Callable[[
 async def test_no_task_is_no_wait() -> None:
     """Nothing to end is nothing to wait for."""
     await tasks.end_tasks([])
+
+
+async def test_long_waits_end_together() -> None:
+    """With a whole second, at most one late and never early; a short wait ends with none."""
+    before_s = asyncio.get_running_loop().time()
+    for seconds in (5.0, 10.75):
+        end_s = tasks.beat_s(seconds)
+        assert end_s == int(end_s)
+        assert before_s + seconds <= end_s <= asyncio.get_running_loop().time() + seconds + 1
+    assert before_s + 4.9 <= tasks.beat_s(4.9) <= asyncio.get_running_loop().time() + 4.9

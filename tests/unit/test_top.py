@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from parapply.amounts import brief
-from parapply.commands.state_reader import lag_s
+from parapply.commands.state_reader import is_present, lag_s
 from parapply.commands.status import render
 from parapply.config import load_config
 from parapply.errors import TargetLost
@@ -53,7 +53,8 @@ def _report(**more: object) -> dict[str, Any]:
         "highest_remote_lsn": "FFFFFFFF/FFFFFFFF", "confirmed_flush_lsn": "0/1", "lag_bytes": 10**12, "lag_s": 0.5,
         "commit_order": "preserve", "worker_count": 4, "state": "running", "reason": "", "two_phase": "disabled",
         "reading": "stream", "limits": _LIMITS,
-        "updated_at": "2026-11-21 22:00:00", "silent_s": 0.3, "host": "h", "pid": 7, "version": "1",
+        "updated_at": "2026-11-21 22:00:00", "silent_s": 0.3, "shown_every_s": 1.0,
+        "host": "h", "pid": 7, "version": "1",
         "started_at": "2026-11-21 21:00:00", "workers": [], "tables": [], "copies": [], "ddl": [],
         "prepared": [], "blocked": [], "conflicts": [], "migration": [], "cutover": None,
         "is_daemon_connected": True, "source": {"is_reachable": False, "error": "no route to host " * 9}, **more,
@@ -139,6 +140,14 @@ def test_the_lag_without_a_daemon(
     """The written lag counts while a daemon writes; later the time since then is added: never 0 for not known."""
     report = _report(lag_s=written_s, silent_s=silent_s, is_daemon_connected=is_daemon_connected, source=source)
     assert lag_s(report) == now_s
+
+
+@pytest.mark.parametrize("shown_every_s", [1.0, 30.0])
+def test_the_row_says_when_silence_counts(shown_every_s: float) -> None:
+    """A daemon at rest writes seldom, and is current for as long."""
+    report = _report(lag_s=0.0, shown_every_s=shown_every_s, silent_s=shown_every_s + 3.9)
+    assert is_present(report)
+    assert not is_present({**report, "silent_s": shown_every_s + 4.1})
 
 
 def test_a_lag_that_is_not_known_is_not_shown_as_none() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -21,7 +21,7 @@ from parapply.model import format_lsn, parse_lsn
 from parapply.printable import printable
 from parapply.source import refusals, slot
 from parapply.target.session import lease, origins, prepared, settings
-from parapply.target.state import cutovers, migrations
+from parapply.target.state import copies, cutovers, migrations
 from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 #: Seconds between two looks at the progress: the first ones soon, for a read that follows its own write.
 _POLL_MIN_S = 0.02
 _POLL_MAX_S = 0.2
+#: Seconds between two calls of a daemon that may rest, shorter than its rest takes to begin.
+_CALL_S = 5.0
 #: Seconds for the walsender of a daemon that was killed just now to end: it sees that only when it next sends or reads.
 _READER_ENDS_S = 5.0
 
@@ -223,7 +225,7 @@ async def applied(config: Config, lsn: int, timeout_s: float) -> None:
         "SELECT lowest_remote_lsn, state, updated_at::text FROM {s}.progress WHERE slot_name = $1", schema
     )
     deadline_s = time.monotonic() + timeout_s
-    delay_s = _POLL_MIN_S
+    delay_s, called_s = _POLL_MIN_S, -_CALL_S
     # A plain session: a reader needs neither the replica role nor a primary.
     async with await settings.connect_reader(config.target.login, f"parapply wait {name}") as conn:
         await state.has_schema(conn, schema)  # refuses another version
@@ -242,5 +244,10 @@ async def applied(config: Config, lsn: int, timeout_s: float) -> None:
                     f"(daemon {daemon_state}, last heard of {updated_at})",
                     hint="see `parapply status`",
                 )
+            if time.monotonic() - called_s >= _CALL_S:
+                called_s = time.monotonic()
+                # A role that may not see the table of slots waits for the daemon's own look.
+                with suppress(TargetRefused):
+                    await copies.call(conn, schema, name)
             await asyncio.sleep(min(delay_s, left_s))
             delay_s = min(delay_s * 2, _POLL_MAX_S)

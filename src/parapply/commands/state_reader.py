@@ -19,6 +19,7 @@ from parapply.model import format_lsn, lsn_text, parse_lsn
 from parapply.source import slot
 from parapply.target.session import lease, settings
 from parapply.target.state import slots as state
+from parapply.target.state.display import LATE_S
 from parapply.target.state.moves import read_moves, records
 
 if TYPE_CHECKING:
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
 
 #: Seconds to wait for the publisher, because a person waits for the screen.
 _SOURCE_TIMEOUT_S = 3
-#: Seconds without a write of the daemon after which it is stuck or gone: it writes once a second, at rest every three.
-_SILENT_S = 5.0
 
 _PROGRESS = """
 SELECT p.slot_name, p.lowest_remote_lsn, p.highest_remote_lsn, p.list_remote_lsn::text[] AS list_remote_lsn, p.in_doubt,
        p.confirmed_flush_lsn, p.lag_bytes, p.lag_s, p.commit_order, p.workers AS worker_count, p.state, p.reason,
        p.two_phase, p.reading, p.updated_at::text AS updated_at,
        GREATEST(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - p.updated_at), 0)::float8 AS silent_s,
+       p.shown_every_s,
        s.slot_id, s.system_identifier, s.timeline, s.database_name, s.publications, s.host, s.pid, s.version,
        s.limits, s.started_at::text AS started_at, s.last_commit_time::text AS last_commit_time
   FROM {s}.progress AS p JOIN {s}.slots AS s USING (slot_name) WHERE p.slot_name = $1"""
@@ -76,7 +76,8 @@ _NO_SLOT: Final[dict[str, Any]] = {
     ),
     **{name: [] for name in
        ("list_remote_lsn", "publications", "workers", "tables", "copies", "ddl", "prepared", "conflicts", "blocked")},
-    "in_doubt": 0, "worker_count": 0, "reason": "", "reading": "", "silent_s": 0.0, "is_daemon_connected": False,
+    "in_doubt": 0, "worker_count": 0, "reason": "", "reading": "", "silent_s": 0.0, "shown_every_s": 0.0,
+    "is_daemon_connected": False,
 }  # fmt: skip
 
 
@@ -189,7 +190,7 @@ class StateReader:
 
 def is_silent(report: dict[str, Any]) -> bool:
     """Return whether the daemon's last report is too old to be current."""
-    return bool(report["silent_s"] > _SILENT_S)
+    return bool(report["silent_s"] > report["shown_every_s"] + LATE_S)
 
 
 def is_present(report: dict[str, Any]) -> bool:

@@ -211,6 +211,7 @@ class StatusDocument(msgspec.Struct, kw_only=True):
     reading: str
     updated_at: _Time | None
     silent_s: Annotated[float, Meta(description="Seconds since the state was last written.")]
+    shown_every_s: Annotated[float, Meta(description="Seconds within which a daemon that runs writes it again.")]
     system_identifier: str | None
     timeline: int | None
     database_name: str | None

@@ -41,6 +41,9 @@ _TIMEOUT_PARTS: Final = 4
 #: Seconds between two looks at most, and between two advances without progress.
 _LOOK_S: Final = 0.5
 _SHOW_S: Final = 1.0
+#: Seconds at rest after which a position that brought nothing is written and reported, as often as the built-in
+#: subscription reports one.
+MOVED_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,7 @@ class Durability:
         #: Intake has reached its last transaction; later ones that it holds are never taken.
         self._has_ended = False
         self._written_lsn = self.state.durable_lsn  # as in the state row
+        self._promised_s = 0.0  # the same, of `shown_every_s`
         self._advanced_s = self._reported_s = self._asked_s = self._streaming_since_s = now_s
         self._is_reply_due = False
         self._idle_lsn = 0  # a keep-alive's position: nothing for us before it
@@ -138,12 +142,19 @@ class Durability:
         """Return whether to write the state row, with the watermark."""
         return now_s - self._advanced_s >= self._advance_wait_s(stream)
 
+    def shown_every_s(self, stream: Stream) -> float:
+        """Return the seconds between two advances without progress, which the state row promises its readers."""
+        # People still want to see the lag grow and the daemon alive.
+        return max(stream.rest_s or _SHOW_S, self._reporting.advance_interval_s)
+
     def _advance_wait_s(self, stream: Stream) -> float:
-        if self.state.watermark.low_lsn <= self._written_lsn:
-            # Without progress people still want to see the lag grow and the daemon alive.
-            return max(stream.rest_s or _SHOW_S, self._reporting.advance_interval_s)
-        if stream.rest_s and not self._is_reply_due:
-            return max(stream.rest_s, self._reporting.advance_interval_s)
+        has_moved = self.state.watermark.low_lsn > self._written_lsn
+        if not has_moved or (stream.rest_s and not self._is_reply_due):
+            every_s = self.shown_every_s(stream)
+            if every_s > self._promised_s:
+                # Not before the row says so.
+                return max(_SHOW_S, self._reporting.advance_interval_s)
+            return max(min(every_s, MOVED_S), self._reporting.advance_interval_s) if has_moved else every_s
         # Between two advances of a standby its flushes keep it durable.
         is_quiet = self.state.is_idle and not stream.is_synchronous
         return _ADVANCE_MIN_S if is_quiet else self._reporting.advance_interval_s
@@ -152,9 +163,9 @@ class Durability:
         """Return whether commits on the publisher wait until the visible ones here are durable."""
         return stream.is_synchronous and self.state.watermark.low_lsn > self.state.durable_lsn
 
-    def advances(self, now_s: float) -> int:
-        """Return the watermark that is about to be written."""
-        self._advanced_s = now_s
+    def advances(self, now_s: float, promised_s: float = 0.0) -> int:
+        """Return the watermark that is about to be written, with the seconds until it is written again."""
+        self._advanced_s, self._promised_s = now_s, promised_s
         return self.state.watermark.low_lsn
 
     def made_durable(self, low_lsn: int) -> bool:

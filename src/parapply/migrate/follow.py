@@ -17,6 +17,7 @@ from parapply.model import format_lsn, parse_lsn
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state import cutovers
+from parapply.target.state.display import LATE_S
 from parapply.target.state.schema import in_schema
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 _POLL_S: Final = 0.1
 #: Bytes of the daemon's log that are read for its last word.
 _TAIL_BYTES: Final = 4096
-#: Seconds within which a daemon that runs has written its progress: at rest it does so every three.
-_FRESH_S: Final = 5.0
 #: Looks in a row at which the lag is small.
 _LOOKS: Final = 2
 
@@ -163,10 +162,10 @@ async def small_lag(  # noqa: PLR0913, PLR0917  whose, how small
     """
     n_looks = 0
     while True:
-        low_lsn, lag_s, state, reason, seconds = await _progress(config, target, slot_id)
+        low_lsn, lag_s, state, reason, late_s = await _progress(config, target, slot_id)
         if await daemon.has_ended(target, slot_id):
             raise ParapplyError(f"the daemon has ended: {reason or state}", hint="see its log, then run this again")
-        is_small = state == "running" and seconds < _FRESH_S and lag_s is not None and lag_s <= max_lag_s
+        is_small = state == "running" and late_s < LATE_S and lag_s is not None and lag_s <= max_lag_s
         n_looks = n_looks + 1 if is_small else 0
         counter.set(0, f"lag {'not known yet' if lag_s is None else f'{lag_s:.1f} s'}, at {format_lsn(low_lsn)}")
         if n_looks >= _LOOKS and lag_s is not None:
@@ -197,7 +196,7 @@ async def until_it_ends(config: Config, target: Connection, slot_id: int, daemon
 async def _progress(config: Config, target: Connection, slot_id: int) -> tuple[int, float | None, str, str, float]:
     query = in_schema(
         "SELECT p.lowest_remote_lsn::text, p.lag_s, p.state, p.reason,"
-        " EXTRACT(epoch FROM pg_catalog.clock_timestamp() - p.updated_at)::float8"
+        " EXTRACT(epoch FROM pg_catalog.clock_timestamp() - p.updated_at)::float8 - p.shown_every_s"
         " FROM {s}.progress AS p JOIN {s}.slots AS s USING (slot_name) WHERE s.slot_id = $1::int",
         config.target.state_schema,
     )
@@ -205,5 +204,5 @@ async def _progress(config: Config, target: Connection, slot_id: int) -> tuple[i
         found = await rows(target, query, [slot_id])
     if not found:
         raise TargetRefused("the state of the slot is no longer on the target", hint="was `parapply drop` run?")
-    ((low, lag_s, state, reason, seconds),) = found
-    return parse_lsn(low), lag_s, str(state), str(reason), float(seconds)
+    ((low, lag_s, state, reason, late_s),) = found
+    return parse_lsn(low), lag_s, str(state), str(reason), float(late_s)

@@ -44,7 +44,7 @@ from parapply.runtime.sessions import Connector
 from parapply.runtime.shares import share_of
 from parapply.runtime.signals import Signals
 from parapply.source.waits import PublisherWaits
-from parapply.tasks import end_tasks
+from parapply.tasks import end_tasks, sleep_to_beat
 from parapply.vocabulary import DaemonState
 
 if TYPE_CHECKING:
@@ -469,4 +469,4 @@ class Leader:
         interval_s = min(interval_s, watchdog_s / 4) if watchdog_s else interval_s
         while True:
             self._health.look(interval_s)
-            await asyncio.sleep(interval_s)
+            await sleep_to_beat(interval_s)

@@ -30,7 +30,7 @@ from parapply.tasks import end_tasks
 from parapply.vocabulary import DaemonState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from parapply.config_fleet import Fleet, FleetDatabase
     from parapply.model import Until
@@ -327,19 +327,23 @@ class _FleetDaemon:
                 slot.begin()
 
     def _report(self) -> None:
-        if any(not slot.report()["live"] for slot in self._slots.values()):
+        # In a large fleet the reports take longer than most of what a resting slot does.
+        if not self._notifier.is_heard:
+            return
+        reports = [slot.report() for slot in self._slots.values()]
+        if not all(report["live"] for report in reports):
             return
         if self._is_ready:
-            self._notifier.alive(self._line())
+            self._notifier.alive(_line(reports))
         elif all(slot.has_answered for slot in self._slots.values()):
             self._is_ready = True
-            self._notifier.ready(self._line())
+            self._notifier.ready(_line(reports))
 
-    def _line(self) -> str:
-        reports = [slot.report() for slot in self._slots.values()]
-        waiting = [report["slot"] for report in reports if not report["ready"]]
-        named = ", ".join(waiting[:_MOST_NAMED]) + (", ..." if len(waiting) > _MOST_NAMED else "")
-        return f"{len(reports) - len(waiting)} of {len(reports)} slots apply" + (f"; not {named}" if named else "")
+
+def _line(reports: Sequence[dict[str, Any]]) -> str:
+    waiting = [report["slot"] for report in reports if not report["ready"]]
+    named = ", ".join(waiting[:_MOST_NAMED]) + (", ..." if len(waiting) > _MOST_NAMED else "")
+    return f"{len(reports) - len(waiting)} of {len(reports)} slots apply" + (f"; not {named}" if named else "")
 
 
 def _connections(slot: _Slot, claims: SlotClaims) -> int:

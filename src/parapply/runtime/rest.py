@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from parapply.logs import get_logger
-from parapply.tasks import end_tasks
+from parapply.tasks import beat_s, end_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 #: Seconds without anything in the stream, and without a command's call, after which rest begins.
 QUIET_S = 10.0
-#: Seconds between two looks at rest.
+#: Seconds between two looks at rest, and between two writes of the slot's row, which says so to its readers.
 LONG_S = 30.0
 #: The same of questions where the publisher is.
 ASKED_S = 10.0
-#: Seconds between two writes of the slot's row at rest: a reader of the state calls the daemon silent after five.
-SHOWN_S = 3.0
 
 
 class Rest:
@@ -34,8 +32,8 @@ class Rest:
         """Start without rest, until `allow`."""
         self._may_be: Callable[[], bool] = lambda: False
         self._stirred_s = time.monotonic()
-        self._ended = asyncio.Event()
-        self._n_asleep = 0
+        #: Each wakes a task that rests.
+        self._asleep: set[Callable[[], None]] = set()
         self._is_told = False
         self._log = get_logger()
 
@@ -53,49 +51,54 @@ class Rest:
         is_on = self.is_on
         if is_on and not self._is_told:
             self._log.debug("rest_begun")
-        elif not is_on and self._n_asleep:
+        elif not is_on and self._asleep:
             self.end()
         self._is_told = is_on
 
     def end(self) -> None:
         """Have all look now, and as often as usual for some time."""
         self._stirred_s = time.monotonic()
-        if self._n_asleep:
-            self._ended.set()
-            self._ended = asyncio.Event()
+        if self._asleep:
+            asleep, self._asleep = self._asleep, set()
+            for wake in asleep:
+                wake()
+
+    @contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Have a function called if the rest ends while the block runs."""
+        self._asleep.add(wake)
+        try:
+            yield
+        finally:
+            self._asleep.discard(wake)
 
     async def sleep(self, usual_s: float, rest_s: float | None = None, *, until: asyncio.Event | None = None) -> None:
         """Wait until the next look is due.
 
         Args:
             usual_s: seconds without rest.
-            rest_s: seconds at rest, unless it ends before; None: `LONG_S`.
+            rest_s: seconds at rest, up to one more, unless it ends before; None: `LONG_S`.
             until: the look is also due when this is set.
         """
-        events = [until] if until is not None else []
         rest_s = LONG_S if rest_s is None else rest_s
         is_on = rest_s > usual_s and self.is_on
-        if is_on:
-            events.append(self._ended)
-        self._n_asleep += is_on
+        if not is_on and until is None:
+            await asyncio.sleep(usual_s)
+            return
+        loop = asyncio.get_running_loop()
+        awake = loop.create_future()
+
+        def wake(*_: object) -> None:
+            if not awake.done():
+                awake.set_result(None)
+
+        timer = loop.call_at(beat_s(rest_s) if is_on else loop.time() + usual_s, wake)
+        waiting = [] if until is None else [asyncio.create_task(until.wait(), name="rest")]
+        for task in waiting:
+            task.add_done_callback(wake)
         try:
-            await _any_of(events, rest_s if is_on else usual_s)
+            with self.waking(wake) if is_on else nullcontext():
+                await awake
         finally:
-            self._n_asleep -= is_on
-
-
-async def _any_of(events: list[asyncio.Event], limit_s: float) -> None:
-    """Wait until one of at most two events is set, or for some seconds."""
-    if not events:
-        await asyncio.sleep(limit_s)
-        return
-    if len(events) == 1:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await events[0].wait()
-        return
-    tasks = [asyncio.create_task(event.wait(), name="rest") for event in events]
-    try:
-        await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await end_tasks(tasks)
+            timer.cancel()
+            await end_tasks(waiting)

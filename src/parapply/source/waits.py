@@ -14,7 +14,7 @@ from parapply import blocked
 from parapply.errors import ParapplyError, SourceLost, StreamLeft, WalLimitReached
 from parapply.limits import BLOCKED_S
 from parapply.source import slot
-from parapply.tasks import end_tasks
+from parapply.tasks import end_tasks, sleep_to_beat
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -44,7 +44,7 @@ class PublisherWaits:
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            await asyncio.sleep(_CHECK_S)
+            await sleep_to_beat(_CHECK_S)
             login = self._login()
             pids = slot.without_answer(login, BLOCKED_S)
             if not pids:

@@ -173,18 +173,27 @@ def test_commits_that_are_durable_by_themselves_are_reported_as_that() -> None:
 
 
 def test_at_rest_it_is_written_seldom_and_a_silent_publisher_is_left_in_time() -> None:
-    """Every few seconds, and sooner where the publisher may be silent for less, or asks: it may be shutting down."""
+    """Once the row says so, and sooner where a position moves, the publisher may be silent for less, or asks."""
     durability = _made()
-    resting = _QUIET._replace(rest_s=3.0)
-    durability.advances(0.0)
+    resting = _QUIET._replace(rest_s=14.0)
+    durability.advances(0.0, durability.shown_every_s(_QUIET))
     assert durability.rest_s(_QUIET, 0.0) == pytest.approx(0.5)
-    assert durability.rest_s(resting, 0.0) == pytest.approx(3.0)
-    assert not durability.advance_is_due(resting, 2.9)
-    assert durability.advance_is_due(resting, 3.0)
+    assert durability.rest_s(resting, 0.0) == pytest.approx(1.0)
+    assert durability.advance_is_due(resting, 1.0)
+    # A row that does not say so yet would count as silence, whatever has moved.
+    durability.state.watermark.low_lsn = 150
+    assert not durability.advance_is_due(resting, 0.9)
+    assert durability.advance_is_due(resting, 1.0)
+    assert durability.made_durable(150)
+    durability.advances(1.0, durability.shown_every_s(resting))
+    assert durability.rest_s(resting, 1.0) == pytest.approx(9.0)  # a report
+    assert not durability.advance_is_due(resting, 14.9)
+    assert durability.advance_is_due(resting, 15.0)
     # A position that brought nothing, which comes with every commit in other databases of the server.
     durability.state.watermark.low_lsn = 200
-    assert not durability.advance_is_due(resting, 2.9)
+    assert not durability.advance_is_due(resting, 10.9)
+    assert durability.advance_is_due(resting, 11.0)
     durability.keepalive(_asking(200), 1.0)
-    assert durability.advance_is_due(resting, 1.0)
+    assert durability.advance_is_due(resting, 2.0)
     impatient = _made(receive_timeout_s=4)
     assert impatient.rest_s(resting, 0.0) == pytest.approx(1.0)

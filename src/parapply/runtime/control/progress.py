@@ -10,10 +10,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from parapply import failpoints
-from parapply.engine.durability import Stream
+from parapply.engine.durability import MOVED_S, Stream
 from parapply.errors import SourceLost
-from parapply.runtime.rest import SHOWN_S
+from parapply.runtime.rest import LONG_S
 from parapply.target.state import slots as state
+from parapply.tasks import beat_s
 from parapply.vocabulary import Reading
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ class Progress:
         self.turns = 0
         self.is_asking_target = False
         self._turned_s = self._clock()
-        #: Until when it waits at rest; 0.0: it does not.
-        self._rests_until_s = 0.0
+        #: Wakes it while it waits at rest.
+        self._timer: asyncio.TimerHandle | None = None
         #: Arguments of `finish`. They win over the state of the monitor's task, which may still write an older one.
         self._last_word: tuple[DaemonState, str] | None = None
         self._last_commit_time_us: int | None = None
@@ -88,14 +89,14 @@ class Progress:
         while self._last_word is None:
             self.turns += 1
             self._turned_s = clock()
-            seen = self._seen()
+            seen = self._looked()
             durability.settle(seen)
             if durability.advance_is_due(seen, clock()):
                 await self.advance()
-                seen = self._seen()
+                seen = self._looked()
             elif durability.is_waited_for(seen):
                 await self._flush()
-                seen = self._seen()
+                seen = self._looked()
             if durability.report_is_due(clock()):
                 self.report()
             if durability.question_is_due(seen, clock()):
@@ -107,16 +108,18 @@ class Progress:
         await self.advance()
         self.report()
 
-    def _seen(self) -> Stream:
+    def _looked(self) -> Stream:
+        return self._seen(LONG_S if self._rest.is_on and self._last_word is None else 0.0)
+
+    def _seen(self, rest_s: float) -> Stream:
         batcher = self._batcher
-        rest_s = SHOWN_S if self._rest.is_on else 0.0
         is_synchronous = self._stream.is_synchronous
         return Stream(batcher.received_lsn, batcher.holds_nothing, batcher.is_inside_large, is_synchronous, rest_s)
 
     @property
     def is_at_rest(self) -> bool:
         """Return whether it has nothing to do yet."""
-        return self._clock() < self._rests_until_s
+        return self._timer is not None and self._clock() < self._timer.when()
 
     @property
     def is_held_up(self) -> bool:
@@ -154,9 +157,14 @@ class Progress:
             SourceLost: the publisher shuts down and waits for us.
         """
         is_due = self._durability.keepalive(keepalive, self._clock())
-        # At rest one comes with every commit in other databases of the server, and the next look takes the last.
-        if is_due and (keepalive.reply_requested or not self.is_at_rest):
+        if is_due and (keepalive.reply_requested or self._timer is None):
             self._wake.set()
+        elif is_due and self._timer is not None:
+            # One comes with every commit in other databases of the server: it is no lag, and written seldom.
+            self._durability.settle(self._seen(0.0))
+            if self._timer.when() > (due_s := beat_s(MOVED_S)):
+                self._timer.cancel()
+                self._timer = self._loop.call_at(due_s, self._wake.set)
 
     def ends_at(self, received_lsn: int) -> None:
         """Take the end of all before the first transaction after `--until`."""
@@ -167,8 +175,6 @@ class Progress:
         """Note that everything received is in the batcher's hands."""
         if self._stream.is_synchronous and self._batcher.received_lsn > self._reported_received_lsn:
             self._news.set()
-        if self.is_at_rest and not self._rest.is_on:
-            self._wake.set()
 
     def committed(self, job: Job) -> None:
         """Record a commit that the target has acknowledged."""
@@ -194,7 +200,8 @@ class Progress:
         Raises:
             TargetLost, TargetRefused: as `state.advance`.
         """
-        low_lsn = self._durability.advances(self._clock())
+        every_s = self._durability.shown_every_s(self._looked())
+        low_lsn = self._durability.advances(self._clock(), every_s)
         shown, reason = self._last_word or self._engine.shown
         progress = state.SlotProgress(
             low_lsn=low_lsn,
@@ -206,6 +213,7 @@ class Progress:
             state=shown,
             reason=reason,
             reading=self._stream.shown,
+            shown_every_s=every_s,
         )
         self.is_asking_target = True
         await state.advance(self._control, self._place.schema, self._place.slot_id, progress)
@@ -256,11 +264,21 @@ class Progress:
         rest_s = self._durability.rest_s(seen, self._clock())
         if not rest_s:
             return
-        self._rests_until_s = self._clock() + rest_s if seen.rest_s else 0.0
-        timer = self._loop.call_later(rest_s, self._wake.set)
-        try:
-            await self._wake.wait()
-        finally:
-            timer.cancel()
+        if not seen.rest_s:
+            timer = self._loop.call_later(rest_s, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+        else:
+            await self._wait_at_rest(rest_s)
         self._wake.clear()
-        self._rests_until_s = 0.0
+
+    async def _wait_at_rest(self, rest_s: float) -> None:
+        self._timer = self._loop.call_at(beat_s(rest_s), self._wake.set)
+        try:
+            with self._rest.waking(self._wake.set):
+                await self._wake.wait()
+        finally:
+            self._timer.cancel()
+            self._timer = None

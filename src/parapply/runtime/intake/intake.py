@@ -87,7 +87,7 @@ class Intake:
             TargetRefused, TargetLost: a published table cannot be applied.
         """
         reader, batcher = self._reader, self._batcher
-        reader.start()
+        reader.start(self._may_take_alone, self._take_alone)
         try:
             while True:
                 transactions = await reader.read()
@@ -103,8 +103,7 @@ class Intake:
                     await asyncio.sleep(0)
                 keepalive = reader.take_keepalive()
                 if keepalive is not None:
-                    batcher.received_lsn = max(batcher.received_lsn, keepalive.end_lsn)
-                    self._reports.keepalive(keepalive)
+                    self._take_keepalive(keepalive)
                 self._reports.received()
                 await self._wait_for_room()
                 if reader.is_drained and (pause_s := batcher.pause_s):
@@ -114,6 +113,17 @@ class Intake:
             # Whole transactions are handed over; the rest will be sent again.
             batcher.finish()
             self._special.close()
+
+    def _take_keepalive(self, keepalive: Keepalive) -> None:
+        self._batcher.received_lsn = max(self._batcher.received_lsn, keepalive.end_lsn)
+        self._reports.keepalive(keepalive)
+
+    def _may_take_alone(self) -> bool:
+        return self._batcher.holds_nothing and self._engine.is_idle
+
+    def _take_alone(self, keepalive: Keepalive) -> None:
+        self._take_keepalive(keepalive)
+        self._reports.received()
 
     def worker_changed(self) -> None:
         """Note that a worker is idle or a batch has committed; called by the worker pool."""

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from parapply.engine.intake import DRAIN_BYTES, SHORTEST_JUDGED_S, Gathering
+from parapply.errors import ParapplyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from parapply.model import Relation, Transaction
     from parapply.source.slot_stream import SlotStream
@@ -49,6 +50,11 @@ class SlotReader:
         self.heard_s = self._clock()
         #: True while reading is paused: memory or the queue is full, or intake is busy. Read by progress and gauges.
         self.is_paused = False
+        self._may_take: Callable[[], bool] = lambda: False
+        self._take: Callable[[Keepalive], None] = lambda _: None
+        #: Drained before intake's task has its turn, and the error met there.
+        self._early: list[bytes] = []
+        self._failure: Exception | None = None
         self._waits_for = ""
         self._waited_s = self._paused_s = 0.0
         #: Beginning of the present wait, and of the present pause; 0.0: none.
@@ -118,19 +124,40 @@ class SlotReader:
             self._waits_since_s = 0.0
         self._readable.clear()
         # No name for the frames: it would keep the last of them, and one may be a gigabyte.
-        transactions = self._assembler.push(self.stream.drain(DRAIN_BYTES))
+        transactions = self._assembler.push(self._drained())
         if self._omission is not None:
             self._omission.cut(transactions)
         self.heard_s = self._clock()
         return transactions
+
+    def _drained(self) -> list[bytes]:
+        if self._failure is not None:
+            raise self._failure
+        found, self._early = self._early, []
+        if not found:
+            return self.stream.drain(DRAIN_BYTES)
+        try:
+            found += self.stream.drain(DRAIN_BYTES)
+        except ParapplyError as error:
+            # For the next read.
+            self._failure = error
+            self._readable.set()
+        return found
 
     def take_keepalive(self) -> Keepalive | None:
         """Return the keep-alive that came with the last read, once; everything that came before it was returned."""
         keepalive, self.stream.keepalive = self.stream.keepalive, None
         return keepalive
 
-    def start(self) -> None:
-        """Begin to read."""
+    def start(self, may_take: Callable[[], bool], take: Callable[[Keepalive], None]) -> None:
+        """Begin to read.
+
+        Args:
+            may_take: return whether a keep-alive that comes alone, while `read` waits, needs no more than the next one.
+            take: of such a keep-alive. To wake intake's task would cost several times as much, and in a fleet one comes
+                with each commit in any database of the server.
+        """
+        self._may_take, self._take = may_take, take
         self.stream.resume_reading(self._bytes_came)
 
     def stop(self) -> None:
@@ -195,4 +222,21 @@ class SlotReader:
         if self._readable.is_set():
             # Busy elsewhere: with a table's catalogue, or with a large transaction whose worker waits for a lock.
             self.stop()
+        elif self._waits_since_s and self._may_take() and self._takes_keepalive():
+            return
         self._readable.set()
+
+    def _takes_keepalive(self) -> bool:
+        """Drain, and return whether a keep-alive came alone and was taken. Everything before it is, as `read` waits."""
+        try:
+            self._early = self.stream.drain(DRAIN_BYTES)
+            keepalive = self.stream.keepalive
+            if self._early or keepalive is None or keepalive.reply_requested or self.stream.has_gap:
+                return False
+            self.stream.keepalive = None
+            self.heard_s = self._clock()
+            self._take(keepalive)
+        except Exception as error:  # noqa: BLE001  raised by `read`, because a callback's error would end nothing
+            self._failure = error
+            return False
+        return True

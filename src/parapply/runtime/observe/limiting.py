@@ -62,7 +62,10 @@ class Limiting:
             self._length_s -= self._looks.popleft().length_s
 
     def take(self) -> str | None:
-        """Return the verdict as JSON if it is time for a new one: fields of `limits.LimitVerdict`, and `window_s`."""
+        """Return the verdict as JSON if it is time for a new one: fields of `limits.LimitVerdict`, and `window_s`.
+
+        Nothing to do for a minute is said once, because in a fleet it would be much of all that is written.
+        """
         if self._n_since < _EVERY or self._length_s < _ENOUGH_S:
             return None
         self._n_since = 0
@@ -70,7 +73,9 @@ class Limiting:
         if said is None:
             return None
         fields: dict[str, Any] = {name: getattr(said, name) for name in said.__dataclass_fields__}
-        self.latest = {**fields, "window_s": round(self._length_s, 1)}
+        before, self.latest = self.latest, {**fields, "window_s": round(self._length_s, 1)}
+        if before is not None and _is_rest(before) and _is_rest(self.latest) and before["window_s"] >= _WINDOW_S / 2:
+            return None
         return msgspec.json.encode(self.latest).decode()
 
     def _said(self) -> limits.LimitVerdict | None:
@@ -109,6 +114,10 @@ class Limiting:
         rows = limits.limits(moments, [reading], samples, blockers)
         named = limits.named(blockers[0]) if blockers else ""
         return limits.said(rows, [reading], samples, f"last {self._length_s:.0f} s", named, limits.held_by(locks))
+
+
+def _is_rest(verdict: dict[str, Any]) -> bool:
+    return bool(verdict["limit"] == "source" and verdict["share"] == 1.0)
 
 
 def state_of(flight: Flight, workers: Sequence[Worker]) -> str:

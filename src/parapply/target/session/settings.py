@@ -309,10 +309,8 @@ async def target_settings(conn: Connection) -> TargetSettings:
     return TargetSettings(tracks_commits, lock_places, conn.info.server_version >= SHARED_ORIGINS_SINCE)
 
 
-async def run_prepared(
-    conn: Connection, name: bytes, query: sql.Composed, params: Sequence[bytes | None]
-) -> list[tuple[bytes | None, ...]]:
-    """Do what `rows` does, for a statement that is run often, and return the rows with their values as text.
+async def run_prepared(conn: Connection, name: bytes, query: sql.Composed, params: Sequence[bytes | None]) -> int:
+    """Do what `rows` does, for a statement that is run often, and return the number of rows.
 
     Past psycopg's cursors, which take the leader twice as long as this.
 
@@ -320,7 +318,7 @@ async def run_prepared(
         conn: prepares it once.
         name: of the statement, always the same.
         query: with `$1` style parameters.
-        params: as text.
+        params: as text; None is NULL.
     """
     names = _prepared.setdefault(conn, set())
     async with conn.lock:
@@ -332,7 +330,7 @@ async def run_prepared(
         return _check(await conn.wait(generators.execute(conn.pgconn)))
 
 
-def _check(results: Sequence[PGresult]) -> list[tuple[bytes | None, ...]]:
+def _check(results: Sequence[PGresult]) -> int:
     """Return the rows of the only result.
 
     Raises:
@@ -341,7 +339,7 @@ def _check(results: Sequence[PGresult]) -> list[tuple[bytes | None, ...]]:
     (result,) = results
     if result.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
         raise psycopg.errors.error_from_result(result)
-    return [tuple([result.get_value(row, column) for column in range(result.nfields)]) for row in range(result.ntuples)]
+    return result.ntuples
 
 
 def client_conninfo(dsn: str, application_name: str, *, kind: Kind = "control") -> str:

@@ -33,6 +33,7 @@ COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
             "version": "Version of the daemon.",
             "started_at": "When the daemon last connected to both ends.",
             "updated_at": "When this row was last written; an old time means that no daemon runs.",
+            "shown_every_s": "Seconds until a daemon that lives writes it again; more while nothing comes.",
             "constants_in": "Constants (`set`) of its rows, by the table of the target, as schema.table.",
             "copies_only": "Tables that are not in copies are not applied: parapply refresh copies them first.",
             "two_phase": "disabled, pending (wanted, not begun yet) or enabled: whether PREPARE is applied as such.",
@@ -297,6 +298,7 @@ COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
             "updated_at": "When the daemon last wrote; an old time means that no daemon runs.",
             "two_phase": "disabled, pending or enabled: whether PREPARE is applied as such.",
             "reading": "How the slot is read, and why so: stream, or ranges (of WAL, with much to catch up).",
+            "shown_every_s": "Seconds until a daemon that lives writes again; more while nothing comes.",
         },
     ),
 }

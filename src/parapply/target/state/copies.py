@@ -527,3 +527,17 @@ def _columns(names: Iterable[Name]) -> tuple[list[str], list[str]]:
 async def notify(conn: Connection, slot_id: int) -> None:
     """Notify all listeners; inside a transaction, when it commits."""
     await rows(conn, sql.SQL("SELECT pg_catalog.pg_notify($1, '')"), [channel(slot_id)])
+
+
+async def call(conn: Connection, schema: str, slot_name: str) -> None:
+    """Notify the daemon of a slot from a session that only reads; a standby takes no notification.
+
+    Raises:
+        TargetRefused: the role may not read the slots.
+        TargetLost: the connection broke.
+    """
+    query = (
+        "SELECT pg_catalog.pg_notify('parapply_' || slot_id, '') FROM {s}.slots"
+        " WHERE slot_name = $1 AND NOT pg_catalog.pg_is_in_recovery()"
+    )
+    await state_rows(conn, schema, "calling the daemon", query, [slot_name])

@@ -6,7 +6,7 @@ In: a control session and plain rows. For people only: nothing here is ever read
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import psycopg
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from psycopg import sql
 
     from parapply.target.session.settings import Connection
+
+#: Seconds that a daemon may be later with its row than the row says, before it is stuck or gone.
+LATE_S: Final = 4.0
 
 
 class DaemonRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +90,8 @@ async def set_state(conn: Connection, schema: str, slot_id: int, state: str, rea
         TargetLost: the connection broke.
     """
     query = in_schema(
-        "UPDATE {s}.slots SET state = $2, reason = $3, updated_at = CASE $2 WHEN 'reconnecting' THEN updated_at"
+        "UPDATE {s}.slots SET state = $2, reason = $3, shown_every_s = DEFAULT,"
+        " updated_at = CASE $2 WHEN 'reconnecting' THEN updated_at"
         " ELSE pg_catalog.clock_timestamp() END WHERE slot_id = $1::int RETURNING 1",
         schema,
     )
@@ -122,7 +126,8 @@ async def write_daemon(conn: Connection, schema: str, slot_id: int, daemon: Daem
         " UPDATE {s}.slots SET timeline = $2::int, publications = $3::text[], commit_order = $4, workers = $5::int,"
         " host = $6, pid = $7::int, version = $8, two_phase = $9, state = 'starting',"
         " started_at = pg_catalog.clock_timestamp(), limits = NULL,"
-        " reason = '', updated_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int RETURNING 1",
+        " reason = '', shown_every_s = DEFAULT, updated_at = pg_catalog.clock_timestamp()"
+        " WHERE slot_id = $1::int RETURNING 1",
         schema,
     )
     values = [slot_id, daemon.timeline, list(daemon.publications), daemon.commit_order, daemon.workers]

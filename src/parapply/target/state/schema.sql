@@ -1,4 +1,4 @@
--- The whole state schema, version 21. schema.py fills in its name, and comments.py has the comments on its objects.
+-- The whole state schema, version 22. schema.py fills in its name, and comments.py has the comments on its objects.
 CREATE SCHEMA IF NOT EXISTS {s};
 CREATE TABLE {s}.schema_version (
     version int NOT NULL,
@@ -30,6 +30,7 @@ CREATE TABLE {s}.slots (
     version text NOT NULL DEFAULT '',
     started_at timestamptz,
     updated_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    shown_every_s double precision NOT NULL DEFAULT 1,
     two_phase text NOT NULL DEFAULT 'disabled',
     copies_only bool NOT NULL DEFAULT false,
     reading text NOT NULL DEFAULT '',
@@ -267,7 +268,8 @@ SELECT slot.slot_name,
        slot.reason,
        slot.updated_at,
        slot.two_phase,
-       slot.reading
+       slot.reading,
+       slot.shown_every_s
   FROM {s}.slots AS slot
  CROSS JOIN LATERAL (SELECT pg_catalog.max(a.low_lsn) AS low_lsn, pg_catalog.max(a.end_lsn) AS highest_lsn
                        FROM {s}.applied AS a WHERE a.slot_id = slot.slot_id) AS done
@@ -278,6 +280,7 @@ CREATE FUNCTION {s}.wait_for(lsn pg_lsn, timeout_s double precision DEFAULT 30, 
 RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, {s}, pg_temp AS $body$
 DECLARE
     deadline timestamptz := clock_timestamp() + timeout_s * interval '1 second';
+    called timestamptz := clock_timestamp() + interval '1 second';
     reached pg_lsn;
     n_slots bigint;
 BEGIN
@@ -295,6 +298,11 @@ BEGIN
         -- As plan/watermark.py: nothing ends within the header of a page that is not written yet.
         IF lsn - reached <= (CASE (reached - '0/0') % 1048576 WHEN 0 THEN 40 ELSE 24 END) THEN
             RETURN true;
+        END IF;
+        -- Heard only when this transaction ends: who waits again soon does not find the daemon at rest.
+        IF clock_timestamp() >= called AND NOT pg_is_in_recovery() AND has_table_privilege('slots', 'SELECT') THEN
+            PERFORM pg_notify('parapply_' || s.slot_id, '') FROM slots AS s WHERE slot IS NULL OR s.slot_name = slot;
+            called := 'infinity';
         END IF;
         IF clock_timestamp() >= deadline THEN
             RETURN false;

@@ -10,6 +10,7 @@ Source: traps T-1 to T-16; PostgreSQL manual, "Asynchronous Commit".
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -141,6 +142,7 @@ class SlotProgress(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     reason: str = ""
     reading: str | None = None  # how the slot is read, and why so
+    shown_every_s: float = 1.0  # until it is written again
 
 
 def record_sql(schema: str, *, stamps: bool = False) -> str:
@@ -303,8 +305,8 @@ async def create(conn: Connection, schema: str, slot: NewSlot) -> int:
     return int(slot_id)
 
 
-async def advance(conn: Connection, schema: str, slot_id: int, progress: SlotProgress) -> int:
-    """Move the watermark durably, prune what it has passed but for the newest record, and return where it is.
+async def advance(conn: Connection, schema: str, slot_id: int, progress: SlotProgress) -> None:
+    """Move the watermark durably, and prune what it has passed but for the newest record.
 
     The newest record says by which transaction the publisher is known again (`source/history.py`).
 
@@ -321,14 +323,33 @@ async def advance(conn: Connection, schema: str, slot_id: int, progress: SlotPro
         TargetRefused: the slot's row is gone.
         TargetLost: the connection broke; what was and was not advanced is known after reading the state again.
     """
-    query = in_schema(
+    values = (
+        *(str(slot_id), format_lsn(progress.low_lsn), format_lsn(progress.high_lsn)),
+        *(lsn_text(progress.confirmed_flush_lsn), lsn_text(progress.source_lsn), progress.last_commit_time_us),
+        *(progress.lag_s, progress.state, progress.reason, progress.reading, progress.shown_every_s),
+    )
+    params = [None if value is None else str(value).encode() for value in values]
+    with target_errors("advancing the watermark"):
+        if failpoints.is_armed(failpoints.PRUNING):
+            async with conn.transaction():
+                n_found = await run_prepared(conn, b"parapply_advance", _advance_query(schema), params)
+                failpoints.probe(failpoints.PRUNING)
+        else:
+            n_found = await run_prepared(conn, b"parapply_advance", _advance_query(schema), params)
+    if not n_found:
+        raise gone(slot_id)
+
+
+@cache
+def _advance_query(schema: str) -> sql.Composed:
+    return in_schema(
         "WITH moved AS (UPDATE {s}.slots SET lowest_lsn = GREATEST(lowest_lsn, $2::pg_lsn),"  # noqa: S608  only our own text
         " highest_lsn = GREATEST(highest_lsn, $2::pg_lsn, $3::pg_lsn),"
         " confirmed_flush_lsn = COALESCE($4::pg_lsn, confirmed_flush_lsn),"
         " source_lsn = COALESCE($5::pg_lsn, source_lsn),"
         " last_commit_time = COALESCE(" + _TIME.format("$6") + ", last_commit_time),"
         " lag_s = COALESCE($7::float8, lag_s), state = $8, reason = $9,"
-        " reading = COALESCE($10, reading), updated_at = pg_catalog.clock_timestamp()"
+        " reading = COALESCE($10, reading), shown_every_s = $11::float8, updated_at = pg_catalog.clock_timestamp()"
         " WHERE slot_id = $1::int RETURNING slot_id, lowest_lsn),"
         " pruned AS (DELETE FROM {s}.applied AS batch USING moved WHERE batch.slot_id = moved.slot_id"
         " AND batch.end_lsn < (SELECT pg_catalog.max(newest.end_lsn) FROM {s}.applied AS newest"
@@ -336,22 +357,6 @@ async def advance(conn: Connection, schema: str, slot_id: int, progress: SlotPro
         " SELECT lowest_lsn FROM moved",
         schema,
     )
-    values: list[object] = [slot_id, format_lsn(progress.low_lsn), format_lsn(progress.high_lsn)]
-    values += [lsn_text(progress.confirmed_flush_lsn), lsn_text(progress.source_lsn), progress.last_commit_time_us]
-    values += [progress.lag_s, progress.state, progress.reason, progress.reading]
-    params = [None if value is None else str(value).encode() for value in values]
-    with target_errors("advancing the watermark"):
-        if failpoints.is_armed(failpoints.PRUNING):
-            async with conn.transaction():
-                found = await run_prepared(conn, b"parapply_advance", query, params)
-                failpoints.probe(failpoints.PRUNING)
-        else:
-            found = await run_prepared(conn, b"parapply_advance", query, params)
-    if not found:
-        raise gone(slot_id)
-    ((low_lsn,),) = found
-    assert low_lsn is not None, "the column takes no NULL"
-    return parse_lsn(low_lsn.decode())
 
 
 async def set_timeline(conn: Connection, schema: str, slot_id: int, timeline: int) -> None:
@@ -381,8 +386,8 @@ async def flush(conn: Connection, schema: str, slot_id: int, low_lsn: int, high_
     )
     params = [b"%d" % slot_id, format_lsn(low_lsn).encode(), format_lsn(high_lsn).encode()]
     with target_errors("advancing the watermark"):
-        found = await run_prepared(conn, b"parapply_flush", query, params)
-    if not found:
+        n_found = await run_prepared(conn, b"parapply_flush", query, params)
+    if not n_found:
         raise gone(slot_id)
 
 

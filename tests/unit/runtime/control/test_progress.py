@@ -124,6 +124,38 @@ async def test_an_idle_daemon_asks_what_has_been_passed() -> None:
     await _while_running(lab, work)
 
 
+async def test_at_rest_a_position_is_taken_at_once_and_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no lag. The task sleeps on until rest ends, which a command's call does, and then it is written."""
+    monkeypatch.setattr("parapply.runtime.rest.QUIET_S", 0.0)
+    lab = _Lab()
+    lab.engine.source_lsn = _AT_LSN
+    rest = lab.batcher.pool.rest
+    rest.allow(lambda: True)
+    written: asyncio.Queue[SlotProgress] = asyncio.Queue()
+
+    async def advance(_conn: object, _schema: str, _slot_id: int, progress: SlotProgress) -> None:
+        written.put_nowait(progress)
+
+    monkeypatch.setattr("parapply.target.state.slots.advance", advance)
+
+    async def work() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert lab.progress.is_at_rest
+        turns = lab.progress.turns
+        lab.progress.keepalive(Keepalive(end_lsn=300, send_time_us=0, reply_requested=False))
+        assert lab.engine.watermark.low_lsn == 300
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert lab.progress.turns == turns
+        rest.allow(lambda: False)
+        rest.end()
+        row = await asyncio.wait_for(written.get(), 5)
+        assert (row.low_lsn, row.shown_every_s) == (300, 1.0)
+
+    await _while_running(lab, work)
+
+
 @pytest.mark.parametrize("why", ["working", "inside a transaction", "at the end"])
 async def test_it_does_not_ask_without_need(why: str) -> None:
     """A daemon that has something in hand learns by its commits, and one that is at the end knows it."""

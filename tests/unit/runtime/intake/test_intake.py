@@ -14,7 +14,7 @@ from parapply.engine.flight import Flight
 from parapply.engine.intake import DueTimes, Room
 from parapply.engine.job import LargeJob, SetJob
 from parapply.engine.state import EngineState
-from parapply.errors import ProtocolError
+from parapply.errors import ProtocolError, SourceLost
 from parapply.plan.copy_starts import CopyStarts
 from parapply.plan.table import Plans
 from parapply.runtime.intake import batcher
@@ -57,6 +57,7 @@ class _Stream:
     """Feeds frames as the socket would: all available ones are drained at once."""
 
     gathers = True
+    has_gap = False
     waiting_bytes = 0
 
     def __init__(self) -> None:
@@ -605,3 +606,49 @@ async def test_a_keepalive_is_told_after_what_came_before_it() -> None:
         await settle()
         assert lab.keepalives == [(0x9000, False)]
         assert lab.batcher.received_lsn == 0x9000
+
+
+async def test_a_keepalive_that_comes_alone_wakes_no_task() -> None:
+    """It is taken as it comes, unless it asks for an answer or something is open, which intake's task looks at."""
+    lab = _Lab()
+    async with lab.running():
+
+        def feed(end_lsn: int, *, reply_requested: bool = False) -> None:
+            lab.stream.keepalive = Keepalive(end_lsn=end_lsn, send_time_us=1, reply_requested=reply_requested)
+            lab.stream.feed()
+
+        feed(0x9000)
+        assert lab.keepalives == [(0x9000, True)]
+        assert lab.batcher.received_lsn == 0x9000
+        feed(0x9100, reply_requested=True)
+        assert len(lab.keepalives) == 1
+        await settle()
+        assert lab.keepalives[1:] == [(0x9100, True)]
+        lab.stream.feed(*lab.transaction())
+        await settle()
+        feed(0x9200)
+        assert len(lab.keepalives) == 2
+        await settle()
+        assert [lsn for lsn, _ in lab.keepalives[2:]] == [0x9200]
+
+
+@pytest.mark.parametrize("n_transactions", [0, 1])
+async def test_an_end_that_is_met_outside_of_the_task_ends_it(
+    monkeypatch: pytest.MonkeyPatch, n_transactions: int
+) -> None:
+    """After the rows that came before it, which are in the pool's hands then."""
+    lab = _Lab()
+    held = [lab.transaction() for _ in range(n_transactions)]
+
+    def drain(_limit_bytes: int) -> list[bytes]:
+        if held:
+            return held.pop()
+        raise SourceLost("gone")
+
+    async with lab.running() as task:
+        monkeypatch.setattr(lab.stream, "drain", drain)
+        lab.stream.feed()
+        with pytest.raises(SourceLost):
+            await asyncio.wait_for(task, 5)
+    jobs = [await lab.take() for _ in range(n_transactions)]
+    assert [len(job.batch.transactions) for job in jobs] == [1] * n_transactions

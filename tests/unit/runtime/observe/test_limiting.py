@@ -84,6 +84,16 @@ def test_a_verdict_is_given_every_few_seconds() -> None:
     assert given == [n in (4, 9) for n in range(12)]
 
 
+def test_nothing_to_do_is_said_once() -> None:
+    """A minute of it, and then only the end of it."""
+    limiting = Limiting()
+    given = []
+    for second in range(80):
+        limiting.add(_look("nothing") if second < 75 else _look("dependency"))
+        given.append(limiting.take() is not None)
+    assert [second for second, is_given in enumerate(given) if is_given] == [*range(4, 60, 5), 79]
+
+
 @pytest.mark.parametrize(
     ("counts", "state"),
     [
