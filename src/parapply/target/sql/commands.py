@@ -359,7 +359,8 @@ class CommandBuilder:
         if not is_few or plan.replaced or plan.facts.rules:
             yield from _sets(statements, partial(statements.set_insert, _all(plan)), rows, size_bytes, "insert")
             return
-        values = [text_of(value) for row in rows for value in values_of(row)]
+        # Only a row of an update may lack values.
+        values = [text_of(value) for row in rows for value in values_of(row)]  # type: ignore[arg-type]
         prepared = statements.few_insert(len(rows))
         yield Command(prepared, values, expected=len(rows), operation="insert", plan=plan)
 

@@ -19,7 +19,7 @@ Why the texts look as they do:
 # ruff: noqa: S608 - this module makes SQL: names are quoted by conditions.py, values are parameters
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -287,13 +287,11 @@ class Statements:
 
     def _build_few_insert(self, n_rows: int) -> Sql:
         n_columns = len(self._names)
-        numbers = [range(at, at + n_columns) for at in range(1, n_rows * n_columns + 1, n_columns)]
-        rows = [f"({', '.join([*[f'${number}' for number in each], *self._more_values])})" for each in numbers]
-        return _sql(
-            f"INSERT INTO {self._table} ({', '.join([*self._names, *self._more_names])}) OVERRIDING SYSTEM VALUE"
-            f" VALUES {', '.join(rows)}",
-            [*range(n_columns)] * n_rows,
-        )._replace(name=b"")
+        text = f"INSERT INTO {self._table} ({', '.join([*self._names, *self._more_names])}) OVERRIDING SYSTEM VALUE"
+        text += f" VALUES {_numbered(n_rows, n_columns, tuple(self._more_values))}"
+        positions = (*range(n_columns),) * n_rows
+        encoded = text.encode("utf-8", "surrogateescape")
+        return Sql(name=b"", text=encoded, n_parameters=len(positions), is_set=False, positions=positions)
 
     def _build_set_update(self, present: tuple[int, ...]) -> Sql:
         keys = self.plan.key_positions
@@ -618,6 +616,13 @@ def acting_code(role: str, *, is_partitioned: bool) -> Sql:
             f" WHERE NOT t.tgisinternal AND t.tgtype & 1 = 1 AND t.tgenabled {enabled}"
         )
     return sql_set(text, n_parameters=3)
+
+
+@lru_cache
+def _numbered(n_rows: int, n_columns: int, more: tuple[str, ...]) -> str:
+    """Return rows of numbered parameters, each with more values behind them."""
+    numbers = [range(at, at + n_columns) for at in range(1, n_rows * n_columns + 1, n_columns)]
+    return ", ".join([f"({', '.join([*[f'${number}' for number in each], *more])})" for each in numbers])
 
 
 @cache
