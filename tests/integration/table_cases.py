@@ -124,7 +124,7 @@ class Worker:
             Refused: the server's error.
         """
         pg = self._connection.pgconn
-        if statement.name not in self._prepared:
+        if not statement.name or statement.name not in self._prepared:
             _checked(pg.prepare(statement.name, statement.text))
             self._prepared.add(statement.name)
         if statement.is_set:

@@ -33,7 +33,7 @@ def worker(target_db: Database) -> Iterator[Worker]:
 
 @pytest.mark.pg_majors(15, 18)
 def test_text_in_is_text_out(worker: Worker) -> None:
-    """Every value of every type comes out as it went in, through all four writing forms, and so does NULL."""
+    """Every value of every type comes out as it went in, through all five writing forms, and so does NULL."""
     # One table: a publisher's row has them all.
     names = [f"c{number}" for number in range(len(ROUND_TRIPS))]
     columns = ", ".join(f"{name} {type_}" for name, type_ in zip(names, ROUND_TRIPS, strict=True))
@@ -51,6 +51,9 @@ def test_text_in_is_text_out(worker: Worker) -> None:
     worker.run_text("TRUNCATE t")
     for row in keyed:
         worker.run(statements.row_insert(everything), row)
+    _same(worker.rows(query), expected)
+    worker.run_text("TRUNCATE t")
+    worker.run(statements.few_insert(len(keyed)), [value for row in keyed for value in row])
     _same(worker.rows(query), expected)
     blank = f"UPDATE t SET {', '.join(f'{name} = NULL' for name in names)}"
     worker.run_text(blank)
@@ -114,7 +117,9 @@ def test_lengths_and_errors_are_those_of_the_input_function(worker: Worker) -> N
         )
         as_set = _outcome(worker, number, lambda s=insert, x=text: worker.run(s, ["1", x]))
         as_row = _outcome(worker, number, lambda s=row_insert, x=text: worker.run(s, ["1", x]))
-        assert as_set == as_row == literal, (type_, text)
+        few = statements.few_insert(2)
+        as_few = _outcome(worker, number, lambda s=few, x=text: worker.run(s, ["1", x, "2", x]), n_rows=2)
+        assert as_set == as_row == as_few == literal, (type_, text)
         worker.run(insert, ["1", None])
         assert _outcome(worker, number, lambda s=update, x=text: worker.run(s, ["1", x])) == literal, (type_, text)
         worker.run(insert, ["1", None])
@@ -124,12 +129,13 @@ def test_lengths_and_errors_are_those_of_the_input_function(worker: Worker) -> N
         )
 
 
-def _outcome(worker: Worker, number: int, write: object) -> str | None:
-    """Return the text stored or the SQLSTATE; the table is empty afterwards."""
+def _outcome(worker: Worker, number: int, write: object, n_rows: int = 1) -> str | None:
+    """Return the text stored, in each of the rows, or the SQLSTATE; the table is empty afterwards."""
     assert callable(write)
     try:
         write()
-        ((text,),) = worker.rows(f"SELECT v FROM t{number}")
+        (text, *more) = [text for (text,) in worker.rows(f"SELECT v FROM t{number}")]
+        assert more == [text] * (n_rows - 1)
     except Refused as refused:
         text = refused.sqlstate
     worker.run_text(f"DELETE FROM t{number}")

@@ -36,6 +36,8 @@ def test_names_are_only_names(worker: Worker) -> None:
     statements = worker.statements('t%s"x', "S.p 1")
     everything = (0, 1, 2, 3, 4)
     assert worker.run(statements.set_insert(everything), ["1", "a", "2", "3", "4"], ["2", "b", "2", "3", "4"]) == 2
+    assert worker.run(statements.few_insert(1), ["3", "c", None, "3", "4"]) == 1
+    assert worker.run(statements.row_delete(), ["3"]) == 1
     assert worker.run(statements.row_insert(everything), ["3", "c", None, "3", "4"]) == 1
     assert worker.run(statements.set_update(everything), ["1", "A", "5", "6", "7"]) == 1
     assert worker.run(statements.row_update(everything), ["2", "B", "5", "6", "7", "2"]) == 1

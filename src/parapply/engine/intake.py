@@ -124,7 +124,7 @@ class BatchSizing:
         """Begin with the first size, or with the configured one where that is smaller.
 
         Args:
-            most: as configured; `tables` as the target can lock.
+            most: as configured; `places` as the target can lock.
             memory_bytes: for all batches in hand.
             scale: factor of the first size, for a run that is not begun.
         """
@@ -134,7 +134,7 @@ class BatchSizing:
             min(_FIRST_TRANSACTIONS, most.transactions),
             min(_FIRST_CHANGES, most.changes),
             min(_FIRST_BYTES, most.size_bytes),
-            most.tables,
+            most.places,
         )
         limits = self.limits
         limits.most_transactions, limits.most_changes = most.transactions, THIN_SIZE * most.changes

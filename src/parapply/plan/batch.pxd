@@ -17,7 +17,7 @@ cdef class Limits:
     cdef public Py_ssize_t most_transactions
     cdef public Py_ssize_t most_changes
     cdef public Py_ssize_t most_bytes
-    cdef public Py_ssize_t tables
+    cdef public Py_ssize_t places
 
 cdef class Batch:
     cdef public object seq
@@ -32,6 +32,7 @@ cdef class Batch:
     cdef public bint has_truncate
     cdef public list truncates
     cdef public Py_ssize_t n_changes
+    cdef public Py_ssize_t n_places
     cdef public Py_ssize_t size_bytes
     cdef public unsigned long long first_lsn
     cdef public unsigned long long end_lsn

@@ -44,18 +44,21 @@ def has_few_changes(n_changes: int, n_tables: int) -> bool:
 class Limits:
     """When a batch is large enough to be closed; it may go beyond by its last transaction."""
 
-    __slots__ = ("changes", "most_bytes", "most_changes", "most_transactions", "size_bytes", "tables", "transactions")
+    __slots__ = ("changes", "most_bytes", "most_changes", "most_transactions", "places", "size_bytes", "transactions")
 
-    def __init__(self, transactions: int, changes: int, size_bytes: int, tables: int = 1 << 30) -> None:
+    def __init__(self, transactions: int, changes: int, size_bytes: int, places: int = 1 << 30) -> None:
         """Keep the limits. The limits of a thin batch, `most_...`, are the same until they are raised.
 
-        A table takes a place in the target's table of locks until the commit. Where rows are updated or deleted, each
-        of its indexes also takes one.
+        Args:
+            transactions: source transactions.
+            changes: of all its tables.
+            size_bytes: of its changes.
+            places: in the target's table of locks, as `Batch.n_places` counts them.
         """
         self.transactions = self.most_transactions = transactions
         self.changes = self.most_changes = changes
         self.size_bytes = self.most_bytes = size_bytes
-        self.tables = tables
+        self.places = places
 
 
 class Batch:
@@ -85,6 +88,7 @@ class Batch:
         "is_serial",
         "is_suspect",
         "n_changes",
+        "n_places",
         "seq",
         "size_bytes",
         "steps",
@@ -121,6 +125,9 @@ class Batch:
         #: As they came, whatever became of them in the steps.
         self.truncates: list[TruncateStep] = []
         self.n_changes = 0
+        #: Places that it takes in the target's table of locks until its commit: one for each table and, where rows are
+        #: updated or deleted, about one for each of the table's indexes.
+        self.n_places = 0
         self.size_bytes = 0
         self.first_lsn = 0
         self.end_lsn = 0
@@ -274,7 +281,7 @@ class Batch:
         n_transactions = len(self.transactions)
         if self.is_suspect or (self.is_serial and n_transactions >= SERIAL_TRANSACTIONS):
             return True
-        if len(self.table_changes) >= limits.tables:
+        if self.n_places >= limits.places:
             return True
         if (
             n_transactions < limits.transactions
@@ -330,6 +337,9 @@ class Batch:
         table = self._by_relation.get(oid)
         if table is None:
             table = self._table(oid, plans.of(frame))
+        if frame[KIND_AT] != INSERT and not table.locks_indexes:
+            table.locks_indexes = True
+            self.n_places += table.plan.facts.n_indexes
         take = self._takers[frame[KIND_AT:MARK_AT]] = table.taker(frame[KIND_AT])
         if cython.compiled:
             self._note_known(frame, table)
@@ -347,6 +357,7 @@ class Batch:
         if table is None:
             table = step.tables[rows_oid] = TableChanges(plan)
             self.table_changes.append(table)
+            self.n_places += 1
         elif table.plan is not plan:
             table.use(plan)
             self._forget_takers()

@@ -226,6 +226,11 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     #: Under the role `origin`: all that an insert of a row runs. None: it runs something else as well.
     references: tuple[Reference, ...] | None = None
 
+    @property
+    def n_indexes(self) -> int:
+        """Return about how many indexes it has, from those that are known."""
+        return len(self.unique) + len(self.indexed_columns) or 1
+
 
 class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
     """One published relation matched by column name to one target table."""

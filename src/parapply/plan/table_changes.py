@@ -415,10 +415,12 @@ class TableChanges:
         "contended",
         "is_whole_table",
         "late_keys",
+        "locks_indexes",
         "moved_keys",
         "moved_rows",
         "plan",
         "segments",
+        "tree_oid",
         "values",
     )
 
@@ -426,6 +428,8 @@ class TableChanges:
         """Start empty, in the best form the plan allows."""
         #: In force for the next change; each segment has its own.
         self.plan = plan
+        #: Topmost table of the target's partition tree: rows of two trees never meet.
+        self.tree_oid = plan.tree_oid
         self.segments: list[Segment] = []
         #: Keys that rows moved from and to; the dependency check reads them besides the segments' own.
         self.moved_keys: set[Key] = set()
@@ -439,16 +443,13 @@ class TableChanges:
         self.late_keys: set[Key] = set()
         #: Keys that an earlier batch in flight may hold; all of them, while the batch is not among those in flight.
         self.contended: set[Key] | None = None
+        #: True if rows are updated or deleted. Written by the batch, which counts the places in the table of locks.
+        self.locks_indexes = False
         #: Values of unique and foreign keys, read once when the batch is compared first; see `plan/values.py`.
         self.values: dict[object, set[Key] | None] = {}
         #: Takes the next row that moves, if nothing comes before it.
         self._run: RowSegment | None = None
         self._current: Segment = self._open(plan)
-
-    @property
-    def tree_oid(self) -> int:
-        """Return the topmost table of the target's partition tree: rows of two trees never meet."""
-        return self.plan.tree_oid
 
     @property
     def is_all_late(self) -> bool:
@@ -475,6 +476,7 @@ class TableChanges:
         """Continue with another plan of the same table: its columns were announced again inside the batch."""
         if plan is not self.plan:
             before, self.plan = self.plan, plan
+            self.tree_oid = plan.tree_oid
             if not _have_one_form(before, plan):
                 self.is_whole_table = True
             self._current = self._open(plan)

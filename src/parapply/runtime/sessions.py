@@ -50,9 +50,8 @@ if TYPE_CHECKING:
 NEWEST_MAJOR = 18
 #: Seconds to wait for the end of a session that runs a publisher's commands: its daemon's lease is free already.
 _COMMANDS_WAIT_S = 2.0
-#: Part of the target's table of locks that a batch may have tables for: updates also lock their indexes, other batches
-#: are in flight, and other sessions need room.
-_LOCKED_PART = 4
+#: Divisor for the part of the target's table of locks that a batch may take: two such batches leave a fifth to others.
+_LOCKED_PART = 2.5
 _LOCAL_CHANGES = "changes applied here look like local ones to every subscriber of this server"
 
 _Look: TypeAlias = "tuple[slot.Connection, slot.SourceFacts]"
@@ -79,7 +78,7 @@ class Sessions(msgspec.Struct, frozen=True):
     prepared: dict[int, tuple[str, int]]  # prepared on the target, as `prepared.pending` gives them
     copies: copies.Copies
     awaits_two_phase: bool  # it is wanted, and begins with the next epoch once every table is copied
-    most_tables: int  # of a batch, as the target's table of locks has room
+    most_places: int  # of a batch, in the target's table of locks
     tracks_commits: bool  # the target knows when rows were written, and by which origin
     published: frozenset[str]  # of insert, update, delete, truncate
     taken: sharing.Taken  # tables in which rows of other slots have constants
@@ -192,10 +191,15 @@ class Connector:
             control, source, source_facts, stream, self._asking(source, stream), sessions, opener, control_pool, ahead,
             found,
             streaming=streaming, whole_until_lsn=self._whole_until_lsn, large_ends=self._large_ends,
-            prepared=pending, copies=known, most_tables=max(1, server.lock_places // self._locked_part),
+            prepared=pending, copies=known, most_places=self._most_places(server.lock_places),
             awaits_two_phase=self._config.source.two_phase and not two_phase, tracks_commits=server.tracks_commits,
             published=published, taken=taken, may_change_role=may_change_role,
         )  # fmt: skip
+
+    def _most_places(self, lock_places: int) -> int:
+        # With relaxed order any number of batches may be in flight: see `Flight`.
+        part = self._locked_part * (2 if self._config.apply.commit_order == "relaxed" else 1)
+        return max(1, int(lock_places / part))
 
     async def _tell_without_table(self, source: slot.Connection) -> None:
         """Log once that a section of the configuration names a table that is not published.

@@ -36,6 +36,22 @@ def test_a_worker_that_asks_is_answered_at_once_or_by_the_next_batch() -> None:
     assert (state.watermark.low_lsn, state.head) == (10, second)
 
 
+def test_batches_have_no_more_locks_together_than_the_target_has_room_for() -> None:
+    """One that would have more waits until another has committed; the head always starts, or nothing would."""
+    flight = Flight(EngineState(0, 0.0), most_places=10)
+    first, second, third, fourth = jobs = [_job(seq) for seq in range(1, 5)]
+    for job, n_places in zip(jobs, (11, 6, 4, 1), strict=True):
+        job.batch.n_places = n_places
+        flight.submit(job, 0.0)
+    assert flight.ask(1) == [Given(1, first)]
+    assert flight.ask(2) == []
+    assert flight.committed(first, 1.0) == [Given(2, second)]
+    assert flight.ask(1) == [Given(1, third)]
+    assert not flight.wants(fourth.batch)
+    assert flight.ask(3) == []
+    assert flight.committed(second, 2.0) == [Given(3, fourth)]
+
+
 def test_a_question_taken_back_has_no_answer() -> None:
     """A worker that is cancelled asks no more; one that was answered has its batch."""
     flight = Flight(EngineState(0, 0.0))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
-from parapply.plan.batch import Batch
+from parapply.plan.batch import Batch, Limits
 from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep, is_serial, ordered_changes
 from parapply.plan.table import ForeignKey, Lane, Plans
 from parapply.plan.table_changes import NetSegment, RowSegment
@@ -210,6 +210,26 @@ def test_relations_that_share_a_target_table_keep_their_columns_and_order() -> N
     for segment in changes.segments:
         assert isinstance(segment, NetSegment)
         assert list(segment.net) == [b"\0\0\0\x015"]
+
+
+def test_updates_and_deletes_take_places_for_the_locks_of_indexes() -> None:
+    """A table takes one place, and once one for each index if rows are not only inserted; that fills a batch."""
+    plans, batch = Plans(), Batch(1)
+    facts = replace(PLAIN.facts, indexed_columns=("k0", "a"))
+    plans.current = {PLAIN.oid: replace(PLAIN.plan(0), facts=facts), KEYLESS.oid: KEYLESS.plan(0)}
+    row, moved = (build.row(*map(build.text, (key, b"a", b"b"))) for key in (b"5", b"6"))
+    old, key = (build.row(build.text(text), build.null(), build.null()) for text in (b"5", b"6"))
+    insert, update = build.insert(row, oid=PLAIN.oid), build.update(row, oid=PLAIN.oid)
+    move, delete = build.update(moved, key=old, oid=PLAIN.oid), build.delete(key=key, oid=PLAIN.oid)
+    other = build.insert(build.row(build.text(b"a"), build.text(b"b")), oid=KEYLESS.oid)
+    limits = Limits(1_000, 1_000, 1 << 20, places=4)
+    for payload, n_places in ((insert, 1), (update, 3), (move, 3), (delete, 3), (other, 4)):
+        assert not batch.is_full(limits)
+        transaction = Transaction(1, 1, 1)
+        transaction.changes.append(build.xlog_data(payload))
+        batch.add(transaction, plans)
+        assert batch.n_places == n_places
+    assert batch.is_full(limits)
 
 
 def test_empty_transactions_move_the_end_and_nothing_else() -> None:

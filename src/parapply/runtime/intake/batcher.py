@@ -54,7 +54,7 @@ class Batcher:
         *,
         config: ApplyConfig,
         state: SlotState,
-        most_tables: int,
+        most_places: int,
         notes_transactions: bool = False,
     ) -> None:
         """Start with no batch open.
@@ -65,7 +65,7 @@ class Batcher:
             pool: gets the batches.
             config: limits.
             state: the target's state at the start.
-            most_tables: of a batch.
+            most_places: of a batch, in the target's table of locks.
             notes_transactions: for the apply log's records of single transactions.
         """
         self.reader = reader
@@ -89,7 +89,7 @@ class Batcher:
         most_changes = min(config.max_batch_changes, self.throttle.batch_changes if self.throttle else 1 << 63)
         #: Updated with every commit by the epoch.
         self.sizing = BatchSizing(
-            Limits(config.max_batch_transactions, most_changes, config.max_batch_bytes, most_tables),
+            Limits(config.max_batch_transactions, most_changes, config.max_batch_bytes, most_places),
             memory_bytes=config.memory_limit_bytes,
         )
         self._limits = self.sizing.limits

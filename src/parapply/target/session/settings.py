@@ -290,8 +290,9 @@ class TargetSettings(NamedTuple):
 _TARGET_SETTINGS = sql.SQL(
     "SELECT pg_catalog.current_setting('track_commit_timestamp')::bool,"
     " pg_catalog.current_setting('max_locks_per_transaction')::int8 *"
-    " (pg_catalog.current_setting('max_connections')::int8"
-    " + pg_catalog.current_setting('max_prepared_transactions')::int8)"
+    " (SELECT pg_catalog.sum(pg_catalog.current_setting(one.name)::int8)"
+    " FROM unnest('{max_connections,max_prepared_transactions,autovacuum_max_workers,max_worker_processes,"
+    "max_wal_senders}'::text[]) AS one (name))::int8"
 )
 
 

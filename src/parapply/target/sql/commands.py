@@ -58,6 +58,7 @@ from parapply.wire.rows import (
     read_insert,
     read_update,
     text_of,
+    values_of,
 )
 
 if TYPE_CHECKING:
@@ -91,6 +92,11 @@ SET_BYTES: Final = 32 * 1024 * 1024
 RUN_BYTES: Final = 256 * 1024
 #: Bytes of a row, on average over a set, from which rows are large.
 LARGE_ROW_BYTES: Final = 512
+#: Tables of a step from which few rows of one are inserted by their values: more changes than go in one flight, for
+#: which the server would have to check the counts of set forms.
+_MANY_TABLES: Final = 256
+#: Rows that are few: of more a set form is cheaper once it is prepared.
+_FEW_ROWS: Final = 8
 #: Rows that get other keys; below this number single statements cost no more than a set.
 _FEW_MOVES: Final = 4
 #: Commands of a batch up to which its `code_check` is kept, and how many are.
@@ -182,6 +188,8 @@ class CommandBuilder:
         self._checks: dict[tuple[int, ...], tuple[list[TablePlan], list[Command]]] = {}
         #: Target tables with a trigger that seems to leave rows out.
         self._vetoed: set[int] = set()
+        #: The step in hand has many tables.
+        self._is_wide = False
         #: A plan has owners whose code must not run: see `_guarded`.
         self._is_guarding = False
 
@@ -277,6 +285,7 @@ class CommandBuilder:
 
     def _tables(self, step: TablesStep, size_bytes: int, out: list[Command], *, is_late: bool) -> None:
         tables = list(step.tables.values())
+        self._is_wide = len(tables) >= _MANY_TABLES
         if any(changes.plan.foreign_keys for changes in tables):
             tied = {id(changes) for pair in ties(tables) for changes in pair}
             self._family([changes for changes in tables if id(changes) in tied], size_bytes, out, is_late=is_late)
@@ -343,8 +352,7 @@ class CommandBuilder:
                 build = partial(statements.whole_update, group.present, group.nulls)
             out.append(_whole(statements, build, group))
         if net.inserts:
-            insert = partial(statements.set_insert, _all(segment.plan))
-            out += _sets(statements, insert, net.inserts, size_bytes, "insert")
+            out += self._new_rows(statements, net.inserts, size_bytes)
 
     def _moves(self, segment: RowSegment, out: list[Command]) -> None:
         """Add commands that give rows other keys, in runs where no move touches a key of another, in any order."""
@@ -361,9 +369,19 @@ class CommandBuilder:
                 out.append(Command(*arrays, expected=len(pairs), operation="update", plan=plan))
 
     def _inserts(self, segment: InsertSegment, size_bytes: int, out: list[Command]) -> None:
-        statements = self._of(segment.plan)
-        insert = partial(statements.set_insert, _all(segment.plan))
-        out += _sets(statements, insert, segment.rows, size_bytes, "insert")
+        out += self._new_rows(self._of(segment.plan), segment.rows, size_bytes)
+
+    def _new_rows(self, statements: Statements, rows: list[KeptRow], size_bytes: int) -> Iterator[Command]:
+        """Yield commands that insert rows: by their values if there are few of them for each of many tables."""
+        plan = statements.plan
+        is_few = self._is_wide and len(rows) <= _FEW_ROWS and size_bytes <= SET_BYTES
+        if not is_few or plan.replaced or plan.facts.rules:
+            yield from _sets(statements, partial(statements.set_insert, _all(plan)), rows, size_bytes, "insert")
+            return
+        # Only a row of an update may lack values.
+        values = [text_of(value) for row in rows for value in values_of(row)]  # type: ignore[arg-type]
+        prepared = statements.few_insert(len(rows))
+        yield Command(prepared, values, expected=len(rows), operation="insert", plan=plan)
 
     def _deletes(self, segment: NetSegment, effects: Effects, size_bytes: int, out: list[Command]) -> None:
         """Come before `_writes`: a replaced row is in both."""
@@ -395,7 +413,7 @@ class CommandBuilder:
                 self._foreign(plan, group, size_bytes, out)
             out += _sets(statements, partial(statements.set_update, present), group, size_bytes, "update")
         if inserted := by_effect[NET_INSERT - 1] + by_effect[NET_REPLACE - 1]:
-            out += _sets(statements, partial(statements.set_insert, _all(plan)), inserted, size_bytes, "insert")
+            out += self._new_rows(statements, inserted, size_bytes)
 
     def _row(self, plan: TablePlan, frame: bytes, out: list[Command], *, asks_first: bool = True) -> None:
         kind = frame[KIND_AT]

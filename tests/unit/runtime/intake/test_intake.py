@@ -170,7 +170,7 @@ class _Lab:
         limits = ApplyConfig(workers=2, **config)  # type: ignore[arg-type]
         tables = cast("TablePlans", self.tables)
         self.reader = SlotReader(cast("CatchUpStream", self.stream), Assembler(piece_bytes))
-        self.batcher = Batcher(self.reader, tables, self.pool, config=limits, state=state, most_tables=1_000)
+        self.batcher = Batcher(self.reader, tables, self.pool, config=limits, state=state, most_places=1_000)
         admits = Admission(
             self.batcher,
             cast("Copied", _Copied()),

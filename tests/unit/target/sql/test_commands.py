@@ -98,6 +98,31 @@ def test_sets_come_as_deletes_updates_inserts_with_one_array_a_column() -> None:
     assert {tuple(elements(array)) for array in update.parameters} == {(b"3",), (b"u",), (b"w",)}
 
 
+@pytest.mark.parametrize("n_tables", [255, 256])
+def test_few_rows_for_each_of_many_tables_are_inserted_by_their_values(n_tables: int) -> None:
+    """Of a table with more of them, and of fewer tables, they go as arrays, whose counts the server can check."""
+    sent = [plans_of_tests.sent("a", "int4", is_key=True), plans_of_tests.sent("b", "text")]
+    columns = [plans_of_tests.column("a"), plans_of_tests.column("b", "text")]
+    plans, batch, changes = Plans(), Batch(1), []
+    for number in range(n_tables):
+        relation = plans_of_tests.relation(*sent, oid=1000 + number, name=f"t{number}")
+        facts = plans_of_tests.table(columns, ["a"], oid=number + 1, name=f"t{number}")
+        plans.known[relation] = match(relation, facts)
+        plans.announce(relation)
+        n_rows = {0: 8, 1: 9}.get(number, 1)
+        changes += [build.insert(cells(str(row), None), oid=relation.oid) for row in range(n_rows)]
+    batch.add(transaction(plans, *changes), plans)
+    most, more, *others = CommandBuilder().of_steps(batch.steps, batch.size_bytes)
+    are_values = n_tables >= 256
+    assert [one.expected for one in (most, more)] == [8, 9]
+    assert [one.prepared.is_set for one in (most, more, others[-1])] == [not are_values, True, not are_values]
+    if are_values:
+        assert most.prepared.name == b""
+        assert not most.is_binary
+        assert most.parameters == [value for row in range(8) for value in (b"%d" % row, None)]
+        assert most.prepared.text.endswith(b"($15, $16)")
+
+
 def test_code_is_looked_for_on_tables_of_which_none_is_known() -> None:
     """One statement names each table once and expects no row; tables where code runs are in order anyway."""
     row = cells("1", "a", "b")
