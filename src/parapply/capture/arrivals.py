@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.capture import folder as folders
@@ -31,6 +33,13 @@ class Arrivals(NamedTuple):
     counts: list[int]  # of changes, for each time
     n_changes: int  # all of them
     part_lsn: int  # end of the transaction with which as many had come as were asked for; else of the capture
+    n_part: int = 0  # changes up to there
+    ends_lsn: Sequence[int] = ()  # of the last transaction of each time
+
+    def lsn_of(self, n_changes: int) -> int:
+        """Return the end of a transaction with which about a number of changes had come, at least of the first ones."""
+        ends = list(accumulate(self.counts))
+        return self.ends_lsn[min(bisect_left(ends, n_changes), len(ends) - 1)]
 
     def late(self, seconds: float) -> Late:
         """Return how late they would be if all took these seconds together, with the same time for each change."""
@@ -53,6 +62,7 @@ def arrivals(read: Read, part: int) -> Arrivals:
     """
     times_us: list[int] = []
     counts: list[int] = []
+    ends_lsn: list[int] = []
     n_changes = n_part = part_lsn = 0
     for arrival_us, end_lsn, number in _ends(read):
         n_changes += number
@@ -60,10 +70,14 @@ def arrivals(read: Read, part: int) -> Arrivals:
             n_part, part_lsn = n_changes, end_lsn
         if times_us and arrival_us // _TOGETHER_US == times_us[-1] // _TOGETHER_US:
             counts[-1] += number
+            ends_lsn[-1] = end_lsn
         else:
             times_us.append(arrival_us)
             counts.append(number)
-    return Arrivals(times_us, counts, n_changes, part_lsn if 0 < n_part < n_changes else read.until_lsn)
+            ends_lsn.append(end_lsn)
+    is_part = 0 < n_part < n_changes
+    part_lsn, n_part = (part_lsn, n_part) if is_part else (read.until_lsn, n_changes)
+    return Arrivals(times_us, counts, n_changes, part_lsn, n_part, ends_lsn)
 
 
 def _ends(read: Read) -> Iterator[tuple[int, int, int]]:

@@ -1,0 +1,107 @@
+"""Trials: short runs with settings of their own, which tell the error of predictions from one log.
+
+One log holds one order and batches about as large. So it cannot tell a cost of each batch from one of each change, nor
+how batches close in the other order. A trial differs in one of these. It is also predicted, and the ratio of both is
+the error there. A setting between the log and a trial has a part of it, by its logarithm.
+"""
+
+from __future__ import annotations
+
+from math import exp, log, log2, sqrt
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from parapply.analysis.changes import Change
+from parapply.analysis.contention import MOST
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.analysis.changes import Order
+
+#: The least that `apply.max_batch_bytes` may be.
+_LEAST_BYTES: Final = 1024
+#: Largest factor of an error: a trial that is further off met something else.
+_MOST_ERROR: Final = 2.0
+_SIZES: Final = ("batch_transactions", "batch_changes", "batch_bytes")
+
+
+class Usual(NamedTuple):
+    """Settings of a log, with batches as large as they were."""
+
+    order: Order
+    sizes: tuple[float, float, float]  # transactions, changes and bytes of a batch, as most changes met them
+
+    def halvings(self, change: Change) -> float:
+        """Return how many times a change halves the batches."""
+        asked = (change.batch_transactions, change.batch_changes, change.batch_bytes)
+        return max([0.0, *[log2(mine / one) for one, mine in zip(asked, self.sizes, strict=True) if one]])
+
+    def is_other(self, change: Change) -> bool:
+        """Return whether a change is to the other order."""
+        return change.order not in {None, self.order}
+
+
+class Errors(NamedTuple):
+    """Errors of predictions from a log, as logarithms of factors."""
+
+    usual: Usual
+    order: float = 0.0  # of the other order
+    size: float = 0.0  # of batches that are so many times halved
+    halvings: float = 0.0
+
+    def factor(self, change: Change) -> float:
+        """Return the factor by which a prediction is put right; beyond a trial it is the trial's."""
+        off = self.order if self.usual.is_other(change) else 0.0
+        if self.halvings:
+            off += self.size * min(self.usual.halvings(change) / self.halvings, 1.0)
+        return min(max(exp(off), 1 / _MOST_ERROR), _MOST_ERROR)
+
+    def unknown(self, change: Change) -> float:
+        """Return by how many halvings a batch's size is off the log's, or off the trial's if that is nearer."""
+        at = self.usual.halvings(change)
+        return min(at, abs(at - self.halvings))
+
+    def learn(self, trial: Change, factor: float) -> Errors:
+        """Return errors of which one more is known.
+
+        Args:
+            trial: its settings.
+            factor: its seconds, as a multiple of the predicted ones.
+        """
+        if self.usual.is_other(trial):
+            return self._replace(order=log(factor))
+        return self._replace(size=log(factor), halvings=self.usual.halvings(trial))
+
+
+def trials(workers: int | None, order: Order, asked: Sequence[Change]) -> list[Change]:
+    """Return the trials that tell the errors of what is asked.
+
+    Args:
+        workers: of the log; None: as many as the daemon likes.
+        order: of the log.
+        asked: changes of its settings.
+    """
+    found = []
+    transactions, changes, size_bytes = ([getattr(each, name) for each in asked] for name in _SIZES)
+    smaller = Change(
+        batch_transactions=_half(transactions), batch_changes=_half(changes),
+        batch_bytes=_half(size_bytes, _LEAST_BYTES),
+    )  # fmt: skip
+    if smaller != Change():
+        found.append(smaller)
+    others = [change for change in asked if change.order not in {None, order}]
+    if others:
+        between = None
+        if workers is not None:
+            most = max([change.workers or workers for change in others])
+            # Another number than the log's, as with the other order that is likely to be asked for.
+            between = round(sqrt(workers * most))
+            between = min(MOST, between + 1) if between == workers else between
+        found.append(Change(workers=between, order=others[0].order))
+    return found
+
+
+def _half(sizes: Sequence[int | None], least: int = 1) -> int | None:
+    """Return half of the smallest size that is asked for; None: none is."""
+    asked = [size for size in sizes if size]
+    return max(least, min(asked) // 2) if asked else None
