@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import accumulate
+import sys
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.capture import folder as folders
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Arrivals within this time are one, so that a day takes some megabytes. It divides a minute.
 _TOGETHER_US: Final = 100_000
+#: Changes at least between two ends that are kept.
+_ENDS_APART: Final = 1000
 _KIND: Final = slice(FRAME_HEADER_BYTES, FRAME_HEADER_BYTES + 1)
 _XID: Final = slice(_KIND.stop, _KIND.stop + 4)
 _SUBXID: Final = slice(_XID.stop, _XID.stop + 4)
@@ -34,12 +36,12 @@ class Arrivals(NamedTuple):
     n_changes: int  # all of them
     part_lsn: int  # end of the transaction with which as many had come as were asked for; else of the capture
     n_part: int = 0  # changes up to there
-    ends_lsn: Sequence[int] = ()  # of the last transaction of each time
+    ends: Sequence[tuple[int, int]] = ()  # changes up to ends of transactions and their LSNs, some thousand apart
 
     def lsn_of(self, n_changes: int) -> int:
-        """Return the end of a transaction with which about a number of changes had come, at least of the first ones."""
-        ends = list(accumulate(self.counts))
-        return self.ends_lsn[min(bisect_left(ends, n_changes), len(ends) - 1)]
+        """Return the end of a transaction with which not quite a number of changes had come, the first one at least."""
+        at = bisect_right(self.ends, (n_changes, sys.maxsize)) - 1
+        return self.ends[max(at, 0)][1] if self.ends else self.part_lsn
 
     def late(self, seconds: float) -> Late:
         """Return how late they would be if all took these seconds together, with the same time for each change."""
@@ -62,22 +64,22 @@ def arrivals(read: Read, part: int) -> Arrivals:
     """
     times_us: list[int] = []
     counts: list[int] = []
-    ends_lsn: list[int] = []
+    ends: list[tuple[int, int]] = []
     n_changes = n_part = part_lsn = 0
     for arrival_us, end_lsn, number in _ends(read):
         n_changes += number
         if n_changes >= part and not part_lsn:
             n_part, part_lsn = n_changes, end_lsn
+        if not ends or n_changes >= ends[-1][0] + _ENDS_APART:
+            ends.append((n_changes, end_lsn))
         if times_us and arrival_us // _TOGETHER_US == times_us[-1] // _TOGETHER_US:
             counts[-1] += number
-            ends_lsn[-1] = end_lsn
         else:
             times_us.append(arrival_us)
             counts.append(number)
-            ends_lsn.append(end_lsn)
     is_part = 0 < n_part < n_changes
     part_lsn, n_part = (part_lsn, n_part) if is_part else (read.until_lsn, n_changes)
-    return Arrivals(times_us, counts, n_changes, part_lsn, n_part, ends_lsn)
+    return Arrivals(times_us, counts, n_changes, part_lsn, n_part, ends)
 
 
 def _ends(read: Read) -> Iterator[tuple[int, int, int]]:

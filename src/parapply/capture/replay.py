@@ -162,7 +162,7 @@ async def _all(
 def _trial_lsn(came: Arrivals, run: RunResult) -> int:
     """Return where trials end: what the first group's run applied in some seconds, at most a part of the capture."""
     part = min(came.n_part * _TRIAL_S / max(run.seconds, _TRIAL_S), came.n_changes * _TRIAL_PART)
-    return came.lsn_of(int(part)) if came.n_changes else came.part_lsn
+    return min(came.lsn_of(int(part)), came.part_lsn)
 
 
 def _group(
