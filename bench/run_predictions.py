@@ -120,11 +120,12 @@ def _table(targets: dict[str, list[dict[str, Any]]]) -> Table:
 @click.option("--target", "names", multiple=True, type=click.Choice(list(_DISKS)), default=list(_DISKS), help="Which.")
 @click.option("--rounds", type=click.IntRange(min=1), default=1, show_default=True, help="Replays of each; the median.")
 @click.option("--set", "set_", multiple=True, metavar="KEY=VALUE", help="A setting of all replays.")
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Keep the logs there.")
 @click.option("--out", "directory", type=click.Path(path_type=Path, file_okay=False), help="For the file.")
 @click.option("--no-save", "is_unsaved", is_flag=True, help="Write no file.")
 def command(  # noqa: PLR0913  one for each option
-    capture: Path, names: tuple[str, ...], *, rounds: int, set_: tuple[str, ...], directory: Path | None,
-    is_unsaved: bool,
+    capture: Path, names: tuple[str, ...], *, rounds: int, set_: tuple[str, ...], keep: Path | None,
+    directory: Path | None, is_unsaved: bool,
 ) -> None:  # fmt: skip
     """Predict replays of CAPTURE from one on each target, and compare.
 
@@ -140,7 +141,8 @@ def command(  # noqa: PLR0913  one for each option
         for name in names:
             with _target(name) as (dsn, found), TemporaryDirectory(prefix="parapply-predictions-") as log:
                 facts["servers"] = found
-                targets[name], trials[name] = _measured(capture, dsn, Path(log) / "log", rounds, set_)
+                folder = (keep or Path(log)) / name.replace(" ", "-")
+                targets[name], trials[name] = _measured(capture, dsn, folder, rounds, set_)
     except ParapplyError as error:
         raise click.ClickException(str(error)) from error
     output.console.print(_table(targets))
