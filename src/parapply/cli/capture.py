@@ -251,14 +251,18 @@ def _forecasts(
     tried = zip(trials, learnt.trials, strict=False)
     done = [Trial(change, learnt.log.parent / run.log) for change, run in tried if run.is_done]
     logged = predicted_of(learnt.log, [Change(), *changes] if learnt.is_part else changes, done)
-    whole_s = learnt.run.seconds
+    whole_s, start_s = learnt.run.seconds, 0.0
     if learnt.is_part:
         whole_s = logged.seconds * learnt.arrivals.n_changes / max(1, logged.changes)
-    ratio = whole_s / logged.seconds if logged.seconds else 1.0
+    elif logged.changes >= learnt.arrivals.n_changes:
+        # The daemon's start and end take as long whatever the settings are.
+        start_s = max(0.0, whole_s - logged.seconds)
+    ratio = (whole_s - start_s) / logged.seconds if logged.seconds else 1.0
     found: list[Forecast | None] = [] if learnt.is_part else [None]
     for one in logged.predictions:
-        late = None if is_paced else learnt.arrivals.late(one.seconds * ratio)
-        found.append(Forecast(one.seconds * ratio, one.least_s * ratio, one.most_s * ratio, one.limit, late))
+        seconds, least_s, most_s = (start_s + each * ratio for each in (one.seconds, one.least_s, one.most_s))
+        late = None if is_paced else learnt.arrivals.late(seconds)
+        found.append(Forecast(seconds, least_s, most_s, one.limit, late))
     return found
 
 
