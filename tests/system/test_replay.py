@@ -177,7 +177,7 @@ def test_the_first_part_of_a_capture_predicts_all_of_it(capture: Capture, target
     assert "predicted from the first part of the capture with apply.workers=2: all 3,000 changes" in table
 
 
-def test_trials_of_a_part_tell_errors_of_predictions(capture: Capture, target_db: Database, tmp_path: Path) -> None:
+def test_trials_of_a_part_show_errors_of_predictions(capture: Capture, target_db: Database, tmp_path: Path) -> None:
     """Other settings than any that is asked for, of half the capture; they are shown, and are no runs."""
     for first in (0, 2000):
         _write(capture, 2000, first)
@@ -198,7 +198,7 @@ def test_trials_of_a_part_tell_errors_of_predictions(capture: Capture, target_db
     assert [(run["is_done"], run["predicted"] is not None) for run in shown["runs"]] == [
         (True, False), (False, True), (False, True)
     ]  # fmt: skip
-    # What is done already is not repeated.
+    # Trials that are done are not repeated.
     again = replay(capture.folder, target_db, *options).stdout
     assert f"a trial of its first part with {own} apply.max_batch_transactions=25 took" in again
 

@@ -51,7 +51,7 @@ def predicted_of(folder: Path, changes: Sequence[Change], trials: Sequence[Trial
     Args:
         folder: of the log.
         changes: of its settings.
-        trials: that tell the error of predictions; the log is from the same first transaction.
+        trials: that show the error of predictions; the log is from the same first transaction.
 
     Raises:
         ReportRefused: a log has no batch, or a line that is no record.

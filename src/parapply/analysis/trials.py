@@ -1,6 +1,6 @@
-"""Trials: short runs with settings of their own, which tell the error of predictions from one log.
+"""Trials: short runs with settings of their own, which show the error of predictions from one log.
 
-One log holds one order and batches about as large. So it cannot tell a cost of each batch from one of each change, nor
+One log holds one order and batches about as large. So it cannot separate a cost of each batch from one of each change, nor
 how batches close in the other order. A trial differs in one of these. It is also predicted, and the ratio of both is
 the error there. A setting between the log and a trial has a part of it, by its logarithm.
 """
@@ -74,7 +74,7 @@ class Errors(NamedTuple):
 
 
 def trials(workers: int | None, order: Order, asked: Sequence[Change]) -> list[Change]:
-    """Return the trials that tell the errors of what is asked.
+    """Return the trials that show the errors of what is asked.
 
     Args:
         workers: of the log; None: as many as the daemon likes.

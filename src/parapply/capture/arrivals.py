@@ -36,7 +36,7 @@ class Arrivals(NamedTuple):
     n_changes: int  # all of them
     part_lsn: int  # end of the transaction with which as many had come as were asked for; else of the capture
     n_part: int = 0  # changes up to there
-    ends: Sequence[tuple[int, int]] = ()  # changes up to ends of transactions and their LSNs, some thousand apart
+    ends: Sequence[tuple[int, int]] = ()  # changes up to ends of transactions and their LSNs, 1000 apart or more
 
     def lsn_of(self, n_changes: int) -> int:
         """Return the end of a transaction with which not quite a number of changes had come, the first one at least."""

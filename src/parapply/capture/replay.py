@@ -71,7 +71,7 @@ class ReplayOptions(NamedTuple):
     verdict: Callable[[Path], str] | None  # of a run by its apply log; None: as `status` shows it
     log: Path | None = None  # for the apply log of the first group; the others do not run then
     learn_changes: int = 0  # of the first group's run; 0: all of them
-    trials: Sequence[Sequence[str]] = ()  # settings of short runs after that one, which tell the error of predictions
+    trials: Sequence[Sequence[str]] = ()  # settings of short runs after that one, which show the error of predictions
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -229,7 +229,7 @@ def _trials(read: Callable[[Sequence[str]], Config], pairs: Sequence[str], chang
 
 
 def _with(pairs: Sequence[str], change: Change) -> list[str]:
-    """Return settings with those of a change."""
+    """Return settings, changed."""
     from parapply.analysis.changes import SETTINGS  # noqa: PLC0415
 
     values = {SETTINGS[name]: value for name in SETTINGS if (value := getattr(change, name)) is not None}

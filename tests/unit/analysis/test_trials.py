@@ -1,4 +1,4 @@
-"""Errors of predictions, as short runs tell them."""
+"""Errors of predictions, as short runs show them."""
 
 from __future__ import annotations
 

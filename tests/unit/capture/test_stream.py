@@ -127,7 +127,7 @@ def test_changes_that_take_as_long_as_each_other_queue_by_their_arrival() -> Non
 
 
 def test_a_part_of_the_changes_ends_with_a_transaction() -> None:
-    """The last end that is kept before the number is there, else the first; without changes the end."""
+    """The last end that is kept at or before the number, else the first; without changes the end."""
     came = Arrivals([], [], 4000, 99, 4000, [(1500, 10), (2500, 20), (4000, 30)])
     assert [came.lsn_of(number) for number in (0, 2499, 2500, 3999, 9999)] == [10, 10, 20, 20, 30]
     assert Arrivals([], [], 0, 99).lsn_of(0) == 99

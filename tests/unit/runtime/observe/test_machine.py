@@ -1,4 +1,4 @@
-"""What is known of processors."""
+"""Counts of processors."""
 
 from __future__ import annotations
 
