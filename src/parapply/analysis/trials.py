@@ -1,8 +1,8 @@
 """Trials: short runs with settings of their own, which show the error of predictions from one log.
 
-One log holds one order and batches about as large. So it cannot separate a cost of each batch from one of each change, nor
-how batches close in the other order. A trial differs in one of these. It is also predicted, and the ratio of both is
-the error there. A setting between the log and a trial has a part of it, by its logarithm.
+One log holds one order and batches about as large. So it cannot separate a cost of each batch from one of each change,
+nor does it show how batches close in the other order. A trial differs in one of these. It is also predicted, and the
+ratio of both is the error there. A setting between the log and a trial has a part of it, by its logarithm.
 """
 
 from __future__ import annotations
