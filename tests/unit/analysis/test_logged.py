@@ -31,7 +31,7 @@ def _log(folder: Path, n_batches: int, changes: int, each_s: float) -> Path:
 
 
 def test_a_trial_of_a_part_puts_predictions_right(tmp_path: Path) -> None:
-    """Small batches took longer for each change than those of the log show: so they will for the whole stream."""
+    """Small batches took longer for each change than the log shows: so they will for the whole stream."""
     log = _log(tmp_path / "log", 60, 100, 0.1)
     trial = Trial(Change(batch_transactions=25), _log(tmp_path / "trial", 120, 25, 0.04))
     asked = [Change(), Change(batch_transactions=25), Change(batch_transactions=50)]
