@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Names of closed files of a log, none of them packed.
 _FILES: Final = "*.jsonl"
+#: Seconds at least of any run.
+_LEAST_S: Final = 1e-6
 #: Batches of one run in source order, and its intervals.
 _Run: TypeAlias = "tuple[list[Recorded], list[Second]]"
 
@@ -60,32 +62,33 @@ def predicted_of(folder: Path, changes: Sequence[Change], trials: Sequence[Trial
     enough = [run for run in played if len(run[0]) >= ENOUGH]
     recorded, seconds = enough[-1] if enough else max(played, key=lambda run: len(run[0]))
     recorded = recorded[-BATCHES:]
-    log = _log(recorded, seconds)
+    log = Log(recorded, [one for one in seconds if one.ended_s > recorded[0].received_s])
     for trial in trials:
-        log.errors = log.errors.learn(trial.change, _error(played[0], _runs(trial.folder)[0], trial.change))
+        # Parts are compared as they were measured: they are too short to be predicted.
+        took = _slower(played[0][0], _runs(trial.folder)[0][0])
+        predicted_s = max(log.predict(trial.change).seconds, _LEAST_S)
+        log.errors = log.errors.learn(trial.change, took, predicted_s / max(log.measured_s, _LEAST_S))
     n_changes = sum([one.changes for one in recorded])
     return LoggedRun(log.measured_s, n_changes, [log.predict(change) for change in changes])
 
 
-def _log(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> Log:
-    begun_s, ended_s = recorded[0].received_s, max([one.committed_s for one in recorded])
-    return Log(recorded, [one for one in seconds if begun_s < one.ended_s < ended_s + one.length_s])
+def _slower(recorded: Sequence[Recorded], tried: Sequence[Recorded]) -> float:
+    """Return the time of a trial, as a multiple of what the log took for as many changes."""
+    n_changes = min([sum([one.changes for one in each]) for each in (recorded, tried)])
+    log, trial = (_each_s(_first(each, n_changes)) for each in (recorded, tried))
+    return trial / log
 
 
-def _error(played: _Run, tried: _Run, change: Change) -> float:
-    """Return the seconds of a trial for a change, as a multiple of what the same part of the log predicts."""
-    n_changes = min([sum([one.changes for one in each]) for each in (played[0][:BATCHES], tried[0])])
-    log, trial = (_first(each, n_changes) for each, _ in (played, tried))
-    predicted_s = _log(log, played[1]).predict(change).seconds
-    took_s = max([one.committed_s for one in trial]) - min([one.started_s for one in trial])
-    n_predicted, n_tried = (sum([one.changes for one in each]) for each in (log, trial))
-    return took_s / n_tried * n_predicted / predicted_s if n_tried and predicted_s else 1.0
+def _each_s(recorded: Sequence[Recorded]) -> float:
+    """Return the seconds of a change, all of them together."""
+    begun_s, ended_s = min([one.started_s for one in recorded]), max([one.committed_s for one in recorded])
+    return max(ended_s - begun_s, _LEAST_S) / max(1, sum([one.changes for one in recorded]))
 
 
 def _first(recorded: Sequence[Recorded], n_changes: int) -> Sequence[Recorded]:
     """Return the batches up to a number of changes."""
     ends = accumulate([one.changes for one in recorded])
-    return [one for one, end in zip(recorded, ends, strict=True) if end - one.changes < n_changes]
+    return [one for one, end in zip(recorded, ends, strict=True) if end - one.changes < n_changes] or recorded
 
 
 def _runs(folder: Path) -> list[_Run]:

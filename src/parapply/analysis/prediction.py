@@ -193,8 +193,7 @@ class Log:
         for other in self._others:
             base_s = self._play(other, Change()).seconds
             spans_s.append(self._play(other, change).seconds * (self.measured_s / base_s if base_s else 1.0))
-        error = self.errors.factor(change)
-        spans_s = [error * each for each in spans_s]
+        spans_s = [self.errors.right(each, change, self.measured_s) for each in spans_s]
         least_s, most_s = known.bounds(
             spans_s[0], spans_s, log2(n_workers / self.workers), self._others_changed(change)
         )

@@ -2,12 +2,12 @@
 
 One log holds one order and batches about as large. So it cannot separate a cost of each batch from one of each change,
 nor does it show how batches close in the other order. A trial differs in one of these. It is also predicted, and the
-ratio of both is the error there. A setting between the log and a trial has a part of it, by its logarithm.
+difference is the error: in the other order a factor, of small batches a time of each batch.
 """
 
 from __future__ import annotations
 
-from math import exp, log, log2, sqrt
+from math import log2, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.analysis.changes import Change
@@ -42,35 +42,42 @@ class Usual(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """Errors of predictions from a log, as logarithms of factors."""
+    """Errors of predictions from a log, relative to its own time."""
 
     usual: Usual
-    order: float = 0.0  # of the other order
-    size: float = 0.0  # of batches that are so many times halved
-    halvings: float = 0.0
+    order: float = 1.0  # factor in the other order
+    batches: float = 0.0  # seconds that twice as many batches take longer than predicted
+    halvings: float = 0.0  # up to which that is known
 
-    def factor(self, change: Change) -> float:
-        """Return the factor by which a prediction is put right; beyond a trial it is the trial's."""
-        off = self.order if self.usual.is_other(change) else 0.0
-        if self.halvings:
-            off += self.size * min(self.usual.halvings(change) / self.halvings, 1.0)
-        return min(max(exp(off), 1 / _MOST_ERROR), _MOST_ERROR)
+    def right(self, seconds: float, change: Change, log_s: float) -> float:
+        """Return a prediction put right; beyond a trial its error is the trial's.
+
+        Args:
+            seconds: of the prediction.
+            change: that is predicted.
+            log_s: the time of the log.
+        """
+        more: float = 2.0 ** min(self.usual.halvings(change), self.halvings) - 1.0
+        longer_s = max(self.batches * more * log_s, seconds / _MOST_ERROR - seconds)
+        return (seconds + longer_s) * (self.order if self.usual.is_other(change) else 1.0)
 
     def unknown(self, change: Change) -> float:
         """Return by how many halvings a batch's size is off the log's, or off the trial's if that is nearer."""
         at = self.usual.halvings(change)
         return min(at, abs(at - self.halvings))
 
-    def learn(self, trial: Change, factor: float) -> Errors:
+    def learn(self, trial: Change, took: float, predicted: float) -> Errors:
         """Return errors of which one more is known.
 
         Args:
             trial: its settings.
-            factor: its seconds, as a multiple of the predicted ones.
+            took: its time, as a multiple of the log's for the same part.
+            predicted: the same as predicted.
         """
         if self.usual.is_other(trial):
-            return self._replace(order=log(factor))
-        return self._replace(size=log(factor), halvings=self.usual.halvings(trial))
+            return self._replace(order=min(max(took / predicted, 1 / _MOST_ERROR), _MOST_ERROR))
+        at = self.usual.halvings(trial)
+        return self._replace(batches=(took - predicted) / (2.0**at - 1.0), halvings=at) if at else self
 
 
 def trials(workers: int | None, order: Order, asked: Sequence[Change]) -> list[Change]:

@@ -27,15 +27,17 @@ def test_trials_are_between_the_log_and_what_is_asked() -> None:
     assert trials(4, "relaxed", [_RELAXED, Change(workers=8), Change(synchronous_commit="on")]) == []
 
 
-def test_an_error_counts_by_how_far_a_setting_is() -> None:
-    """Of smaller batches in part, up to the trial's; of the other order as a whole, and both together."""
-    errors = Errors(_USUAL)
-    assert errors.factor(Change(batch_transactions=500, order="relaxed")) == 1.0
-    errors = errors.learn(Change(batch_transactions=125), 0.81).learn(_RELAXED, 1.2)
-    assert errors.factor(Change(workers=8, batch_transactions=5000, order="preserve")) == 1.0
-    half = Change(batch_transactions=500)
-    assert errors.factor(half) == pytest.approx(0.9)
-    assert errors.factor(Change(batch_transactions=10)) == pytest.approx(0.81)
-    assert errors.factor(Change(batch_transactions=500, order="relaxed")) == pytest.approx(1.08)
+def test_an_error_counts_as_often_as_there_are_batches() -> None:
+    """Of smaller batches by their number, up to the trial's; of the other order it is a factor; and both together."""
+    errors, half = Errors(_USUAL), Change(batch_transactions=500)
+    assert errors.right(12.0, Change(batch_transactions=500, order="relaxed"), 10.0) == 12.0
+    # Sixteen times the batches took 1.25 times as long instead of twice.
+    errors = errors.learn(Change(batch_transactions=125), 1.25, 2.0).learn(_RELAXED, 1.2, 1.0)
+    assert errors.right(12.0, Change(workers=8, batch_transactions=5000, order="preserve"), 10.0) == 12.0
+    assert errors.right(12.0, half, 10.0) == pytest.approx(12.0 - 10.0 * 0.75 / 15 * 3)
+    assert errors.right(20.0, Change(batch_transactions=10), 10.0) == pytest.approx(12.5)
+    assert errors.right(12.0, Change(batch_transactions=500, order="relaxed"), 10.0) == pytest.approx(1.2 * 10.5)
+    assert errors.right(10.0, Change(batch_transactions=125), 10.0) == pytest.approx(5.0)
     assert [errors.unknown(Change(batch_transactions=size)) for size in (4000, 1000, 500, 250, 125)] == [0, 1, 2, 1, 0]
-    assert errors.learn(_RELAXED, 9.0).factor(_RELAXED) == 2.0
+    assert errors.learn(_RELAXED, 9.0, 1.0).right(1.0, _RELAXED, 1.0) == 2.0
+    assert errors.learn(Change(batch_transactions=4000), 9.0, 1.0) == errors
