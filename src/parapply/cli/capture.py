@@ -112,7 +112,7 @@ are not repeated without --again. Exit 1: a run failed, or tables differ between
     "log",
     metavar="LOG",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Run the first group only, with its apply log in LOG, and predict the others from that.",
+    help="Run the first group only and short trials, with apply logs in LOG, and predict the others from these.",
 )
 @click.option(
     "--learn-changes",
