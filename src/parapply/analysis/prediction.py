@@ -188,18 +188,19 @@ class Log:
         """
         best, known = self.learned.best, self._known
         order, n_workers = change.order or self.order, workers or change.workers or self.workers
-        one = self._play(best, change)
-        spans_s = [one.seconds * self.right]
+        played, factor = self.errors.right(change)
+        spans_s = [self._play(best, played).seconds * self.right]
         for other in self._others:
             base_s = self._play(other, Change()).seconds
-            spans_s.append(self._play(other, change).seconds * (self.measured_s / base_s if base_s else 1.0))
-        spans_s = [self.errors.right(each, change, self.measured_s) for each in spans_s]
+            spans_s.append(self._play(other, played).seconds * (self.measured_s / base_s if base_s else 1.0))
+        spans_s = [factor * each for each in spans_s]
         least_s, most_s = known.bounds(
             spans_s[0], spans_s, log2(n_workers / self.workers), self._others_changed(change)
         )
+        is_fed = spans_s[0] <= known.fed_s
         return Predicted(
             order=order, workers=n_workers, seconds=spans_s[0], least_s=least_s, most_s=most_s,
-            limit=self._feed.limit if spans_s[0] <= known.fed_s else self._limit(one, best, n_workers),
+            limit=self._feed.limit if is_fed else self._limit(self._play(best, change), best, n_workers),
         )  # fmt: skip
 
     def _others_changed(self, change: Change) -> float:

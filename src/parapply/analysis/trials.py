@@ -1,14 +1,17 @@
 """Trials: short runs with settings of their own, which show the error of predictions from one log.
 
 One log holds one order and batches about as large. So it cannot separate a cost of each batch from one of each change,
-nor does it show how batches close in the other order. A trial differs in one of these. It is also predicted, and the
-difference is the error: in the other order a factor, of small batches a time of each batch.
+nor does it show how batches close in the other order. A trial differs in one of these. The time of batches of a size
+between follows from both. A trial in the other order is also predicted, and the ratio is the error of all predictions
+in that order.
 """
 
 from __future__ import annotations
 
 from math import log2, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec.structs import replace
 
 from parapply.analysis.changes import Change
 from parapply.analysis.contention import MOST
@@ -46,20 +49,19 @@ class Errors(NamedTuple):
 
     usual: Usual
     order: float = 1.0  # factor in the other order
-    batches: float = 0.0  # seconds that twice as many batches take longer than predicted
-    halvings: float = 0.0  # up to which that is known
+    smaller: float = 1.0  # time of a trial of smaller batches, as a multiple of the log's
+    halvings: float = 0.0  # that its batches are smaller by
 
-    def right(self, seconds: float, change: Change, log_s: float) -> float:
-        """Return a prediction put right; beyond a trial its error is the trial's.
+    def right(self, change: Change) -> tuple[Change, float]:
+        """Return the change to be predicted, and the factor by which that is put right.
 
-        Args:
-            seconds: of the prediction.
-            change: that is predicted.
-            log_s: the time of the log.
+        Between two sizes that were measured the time follows a power of the size, and is not predicted.
         """
-        more: float = 2.0 ** min(self.usual.halvings(change), self.halvings) - 1.0
-        longer_s = max(self.batches * more * log_s, seconds / _MOST_ERROR - seconds)
-        return (seconds + longer_s) * (self.order if self.usual.is_other(change) else 1.0)
+        factor, at = self.order if self.usual.is_other(change) else 1.0, self.usual.halvings(change)
+        if at and self.halvings:
+            factor *= self.smaller ** (at / self.halvings)
+            change = replace(change, batch_transactions=None, batch_changes=None, batch_bytes=None)
+        return change, factor
 
     def unknown(self, change: Change) -> float:
         """Return by how many halvings a batch's size is off the log's, or off the trial's if that is nearer."""
@@ -76,8 +78,7 @@ class Errors(NamedTuple):
         """
         if self.usual.is_other(trial):
             return self._replace(order=min(max(took / predicted, 1 / _MOST_ERROR), _MOST_ERROR))
-        at = self.usual.halvings(trial)
-        return self._replace(batches=(took - predicted) / (2.0**at - 1.0), halvings=at) if at else self
+        return self._replace(smaller=took, halvings=self.usual.halvings(trial))
 
 
 def trials(workers: int | None, order: Order, asked: Sequence[Change]) -> list[Change]:

@@ -38,5 +38,5 @@ def test_a_trial_of_a_part_puts_predictions_right(tmp_path: Path) -> None:
     assert after[0] == before[0] == pytest.approx(6.0, rel=0.05)
     # Twice the part that it was.
     assert after[1] == pytest.approx(2 * 4.8, rel=0.05)
-    # A third of the additional batches.
-    assert after[2] - before[2] == pytest.approx((after[1] - before[1]) / 3)
+    # Half of the way there, by the size's logarithm.
+    assert after[2] / after[0] == pytest.approx((after[1] / after[0]) ** 0.5)

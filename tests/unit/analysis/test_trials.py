@@ -27,17 +27,16 @@ def test_trials_are_between_the_log_and_what_is_asked() -> None:
     assert trials(4, "relaxed", [_RELAXED, Change(workers=8), Change(synchronous_commit="on")]) == []
 
 
-def test_an_error_counts_as_often_as_there_are_batches() -> None:
-    """Of smaller batches by their number, up to the trial's; of the other order it is a factor; and both together."""
+def test_smaller_batches_follow_from_the_trial_and_the_other_order_from_its_error() -> None:
+    """A power of the size is the time of batches that are between; the other order's is a factor; and both together."""
     errors, half = Errors(_USUAL), Change(batch_transactions=500)
-    assert errors.right(12.0, Change(batch_transactions=500, order="relaxed"), 10.0) == 12.0
-    # Sixteen times the batches took 1.25 times as long instead of twice.
-    errors = errors.learn(Change(batch_transactions=125), 1.25, 2.0).learn(_RELAXED, 1.2, 1.0)
-    assert errors.right(12.0, Change(workers=8, batch_transactions=5000, order="preserve"), 10.0) == 12.0
-    assert errors.right(12.0, half, 10.0) == pytest.approx(12.0 - 10.0 * 0.75 / 15 * 3)
-    assert errors.right(20.0, Change(batch_transactions=10), 10.0) == pytest.approx(12.5)
-    assert errors.right(12.0, Change(batch_transactions=500, order="relaxed"), 10.0) == pytest.approx(1.2 * 10.5)
-    assert errors.right(10.0, Change(batch_transactions=125), 10.0) == pytest.approx(5.0)
+    assert errors.right(half) == (half, 1.0)
+    errors = errors.learn(Change(batch_transactions=125), 1.44, 3.0).learn(_RELAXED, 1.5, 1.25)
+    larger = Change(workers=8, batch_transactions=5000, order="preserve")
+    assert errors.right(larger) == (larger, 1.0)
+    both = Change(workers=8, batch_transactions=500, order="relaxed")
+    assert [errors.right(one)[0] for one in (half, both)] == [Change(), Change(workers=8, order="relaxed")]
+    assert [errors.right(one)[1] for one in (half, both)] == pytest.approx([1.2, 1.44])
     assert [errors.unknown(Change(batch_transactions=size)) for size in (4000, 1000, 500, 250, 125)] == [0, 1, 2, 1, 0]
-    assert errors.learn(_RELAXED, 9.0, 1.0).right(1.0, _RELAXED, 1.0) == 2.0
-    assert errors.learn(Change(batch_transactions=4000), 9.0, 1.0) == errors
+    assert errors.learn(_RELAXED, 9.0, 1.0).right(_RELAXED) == (_RELAXED, 2.0)
+    assert errors.learn(Change(batch_transactions=4000), 9.0, 1.0).right(half) == (half, 1.0)
