@@ -55,7 +55,7 @@ def _begin(stage: Stage, folder: Path, source_dsn: str) -> subprocess.Popen[byte
     )
 
 
-def _write(stage: Stage, seconds: int, rate: int) -> None:
+def _write(stage: Stage, seconds: int, rate: int, seed: int) -> None:
     """Write the load of a day, shortened."""
     env = {**stage.source.client_env(BANK), "PGOPTIONS": "-c synchronous_commit=off"}
     stage.source.run("psql", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={_SCRIPTS / 'mixed.schema.sql'}", dbname=BANK)
@@ -66,7 +66,7 @@ def _write(stage: Stage, seconds: int, rate: int) -> None:
         command = [
             str(stage.source.program("pgbench")), "--no-vacuum", f"--client={_CLIENTS}",
             f"--jobs={os.cpu_count() or 1}", f"--time={each_s}", f"--rate={max(rate * part, 1):g}",
-            f"--random-seed={index}",
+            f"--random-seed={seed * len(_DAY) + index}",
             "--builtin=tpcb-like@4", "--builtin=simple-update@4", *scripts,
         ]  # fmt: skip
         running = stage.start(command, env=env, output=stage.directory / f"load-{index}.log")
@@ -80,8 +80,9 @@ def _write(stage: Stage, seconds: int, rate: int) -> None:
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--seconds", type=click.IntRange(min=12), default=3600, show_default=True, help="Time of the load.")
 @click.option("--rate", type=click.IntRange(min=1), default=200, show_default=True, help="Most transactions a second.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another one: another load.")
 @click.option("--bindir-source", type=click.Path(path_type=Path), default=None, help="The publisher's programs.")
-def command(folder: Path, seconds: int, rate: int, bindir_source: Path | None) -> None:
+def command(folder: Path, seconds: int, rate: int, seed: int, bindir_source: Path | None) -> None:
     """Capture a mixed load in DIR."""
     options = Options(systems=("parapply",), large_rows=LARGE_ROWS, scale=1, bindir_source=bindir_source)
     console = Console(stderr=True)
@@ -92,7 +93,7 @@ def command(folder: Path, seconds: int, rate: int, bindir_source: Path | None) -
                 if reading.poll() is not None:
                     raise DemoError("The capture did not begin.", hint=(stage.directory / "capture.log").read_text())
                 time.sleep(_POLL_S)
-            _write(stage, seconds, rate)
+            _write(stage, seconds, rate, seed)
             ((last,),) = stage.source.execute("SELECT pg_logical_emit_message(true, 'parapply bench', '')", dbname=BANK)
             end(reading)
             parapply(

@@ -1,7 +1,8 @@
 """Errors of predictions from a capture: `python -m bench.run_predictions CAPTURE`, for several targets.
 
-In: a capture that begins before its first row. One replay with the first settings on each target predicts all others,
-which are then replayed there. Out: a table of measured and predicted seconds, and a file.
+In: a capture that begins before its first row. One replay with the first settings on each target and short trials of a
+part with settings of their own predict all others, which are then replayed there. Out: a table of measured and
+predicted seconds, and a file.
 """
 
 from __future__ import annotations
@@ -64,16 +65,19 @@ def _target(name: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield stage.target.dsn(_SCRATCH), versions(stage)
 
 
-def _measured(capture: Path, dsn: str, log: Path, rounds: int, set_: Sequence[str]) -> list[dict[str, Any]]:
-    """Predict and replay, and return `cells`.
+def _measured(
+    capture: Path, dsn: str, log: Path, rounds: int, set_: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Predict and replay, and return `cells` and the trials.
 
     Raises:
         DemoError: a replay failed, or its tables differ.
     """
     words = [word for one in (_LEARNT, *_OTHERS) for word in ("--run", one)]
     call = ("replay", str(capture), "--target", dsn, *[w for one in set_ for w in ("--set", one)], *words, "--json")
-    predicted = json.loads(parapply(*call, "--predict", str(log)))["runs"]
-    return cells(predicted, [json.loads(parapply(*call, "--again"))["runs"] for _ in range(rounds)])
+    shown = json.loads(parapply(*call, "--predict", str(log)))
+    found = [json.loads(parapply(*call, "--again"))["runs"] for _ in range(rounds)]
+    return cells(shown["runs"], found), shown["learnt_from"]["trials"]
 
 
 def cells(predicted: Sequence[dict[str, Any]], found: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -116,11 +120,12 @@ def _table(targets: dict[str, list[dict[str, Any]]]) -> Table:
 @click.option("--target", "names", multiple=True, type=click.Choice(list(_DISKS)), default=list(_DISKS), help="Which.")
 @click.option("--rounds", type=click.IntRange(min=1), default=1, show_default=True, help="Replays of each; the median.")
 @click.option("--set", "set_", multiple=True, metavar="KEY=VALUE", help="A setting of all replays.")
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Keep the logs there.")
 @click.option("--out", "directory", type=click.Path(path_type=Path, file_okay=False), help="For the file.")
 @click.option("--no-save", "is_unsaved", is_flag=True, help="Write no file.")
 def command(  # noqa: PLR0913  one for each option
-    capture: Path, names: tuple[str, ...], *, rounds: int, set_: tuple[str, ...], directory: Path | None,
-    is_unsaved: bool,
+    capture: Path, names: tuple[str, ...], *, rounds: int, set_: tuple[str, ...], keep: Path | None,
+    directory: Path | None, is_unsaved: bool,
 ) -> None:  # fmt: skip
     """Predict replays of CAPTURE from one on each target, and compare.
 
@@ -130,21 +135,26 @@ def command(  # noqa: PLR0913  one for each option
     at = datetime.now(UTC)
     facts: dict[str, object] = {"machine": machine_facts(os.getloadavg()[0])}
     targets: dict[str, list[dict[str, Any]]] = {}
+    trials: dict[str, list[dict[str, Any]]] = {}
     try:
         output.prepare()
         for name in names:
             with _target(name) as (dsn, found), TemporaryDirectory(prefix="parapply-predictions-") as log:
                 facts["servers"] = found
-                targets[name] = _measured(capture, dsn, Path(log) / "log", rounds, set_)
+                folder = (keep or Path(log)) / name.replace(" ", "-")
+                targets[name], trials[name] = _measured(capture, dsn, folder, rounds, set_)
     except ParapplyError as error:
         raise click.ClickException(str(error)) from error
     output.console.print(_table(targets))
+    for name, some in trials.items():
+        tried = ", ".join([f"{one['settings']} {one['seconds']:.1f} s" for one in some])
+        output.say(f"{name}, trials of a part: {tried}")
     judged = [cell for each in targets.values() for cell in each if not cell["is_learnt_from"]]
     n_good, n_within = (sum(cell[key] for cell in judged) for key in ("is_good", "is_within"))
     output.say(f"{n_good} of {len(judged)} within {GOOD:.0%}; the interval holds {n_within} of them.")
     content = {
         "schema_version": 1, "benchmark": "predictions from a capture", "measured_at": at.isoformat(timespec="seconds"),
-        **facts, "rounds": rounds, "targets": targets, "good": n_good, "within": n_within,
+        **facts, "rounds": rounds, "targets": targets, "trials": trials, "good": n_good, "within": n_within,
     }  # fmt: skip
     output.save(f"predictions-{at:%Y%m%dT%H%M%SZ}", content)
     sys.exit(0 if n_good >= _GOOD_PART * len(judged) else _NOT_GOOD)

@@ -155,7 +155,7 @@ class IntervalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="recor
     max_batch_transactions: int = 0  # as configured, as the next two
     max_batch_changes: int = 0
     max_batch_bytes: int = 0
-    processors: int = 0  # of the target's machine, where that is the daemon's; 0: not known, nor are the next three
+    processors: int = 0  # that the target may use, where it is on this machine; 0: not known, nor are the next three
     busy_cpu_s: float = 0.0  # CPU time of everything on it
     sessions_cpu_s: float = 0.0  # CPU time of the workers' sessions
     sender_cpu_s: float = 0.0  # CPU time of the publisher's process that sends, if it also runs there

@@ -177,6 +177,32 @@ def test_the_first_part_of_a_capture_predicts_all_of_it(capture: Capture, target
     assert "predicted from the first part of the capture with apply.workers=2: all 3,000 changes" in table
 
 
+def test_trials_of_a_part_show_errors_of_predictions(capture: Capture, target_db: Database, tmp_path: Path) -> None:
+    """Other settings than any that is asked for, of half the capture; they are shown, and are no runs."""
+    for first in (0, 2000):
+        _write(capture, 2000, first)
+    own = "apply.workers=2 apply.commit_order=preserve"
+    groups = ("--run", own, "--run", "apply.workers=2 apply.commit_order=relaxed",
+              "--run", f"{own} apply.max_batch_transactions=50")  # fmt: skip
+    options = (*groups, "--predict", str(tmp_path / "log"))
+    done = replay(capture.folder, target_db, *options, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    ((n_applied,),) = target_db.rows("SELECT count(*) FROM gone")
+    assert 1000 <= n_applied <= 2000
+    shown = json.loads(done.stdout)
+    trials = shown["learnt_from"]["trials"]
+    assert [(one["settings"], one["is_done"], one["seconds"] > 0) for one in trials] == [
+        (f"{own} apply.max_batch_transactions=25", True, True),
+        ("apply.workers=3 apply.commit_order=relaxed", True, True),
+    ]
+    assert [(run["is_done"], run["predicted"] is not None) for run in shown["runs"]] == [
+        (True, False), (False, True), (False, True)
+    ]  # fmt: skip
+    # Trials that are done are not repeated.
+    again = replay(capture.folder, target_db, *options).stdout
+    assert f"a trial of its first part with {own} apply.max_batch_transactions=25 took" in again
+
+
 def test_changes_are_counted_as_the_log_counts_them(capture: Capture, target_db: Database, tmp_path: Path) -> None:
     """Of transactions in progress, with parts that roll back, and of prepared ones."""
     capture.go_on()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from parapply.analysis.more_workers import BATCHES, ENOUGH
 from parapply.analysis.prediction import Log, Second
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 #: Names of closed files of a log, none of them packed.
 _FILES: Final = "*.jsonl"
+#: Seconds at least of any run.
+_LEAST_S: Final = 1e-6
+#: Batches of one run in source order, and its intervals.
+_Run: TypeAlias = "tuple[list[Recorded], list[Second]]"
 
 
 class LoggedRun(NamedTuple):
@@ -33,13 +38,64 @@ class LoggedRun(NamedTuple):
     predictions: list[Predicted]
 
 
-def predicted_of(folder: Path, changes: Sequence[Change]) -> LoggedRun:
+class Trial(NamedTuple):
+    """A run of the first part of the same stream with other settings."""
+
+    change: Change  # of the log's settings
+    folder: Path  # of its own log
+
+
+def predicted_of(folder: Path, changes: Sequence[Change], trials: Sequence[Trial] = ()) -> LoggedRun:
     """Return a prediction for each change, from the log of one slot.
 
     The latest run with enough batches is taken, else the longest one, as the report does, and the last batches of it.
 
+    Args:
+        folder: of the log.
+        changes: of its settings.
+        trials: that show the error of predictions; the log is from the same first transaction.
+
     Raises:
-        ReportRefused: it has no batch, or a line that is no record.
+        ReportRefused: a log has no batch, or a line that is no record.
+    """
+    played = _runs(folder)
+    enough = [run for run in played if len(run[0]) >= ENOUGH]
+    recorded, seconds = enough[-1] if enough else max(played, key=lambda run: len(run[0]))
+    recorded = recorded[-BATCHES:]
+    log = Log(recorded, [one for one in seconds if one.ended_s > recorded[0].received_s])
+    for trial in trials:
+        # Parts are compared as they were measured: they are too short to be predicted.
+        took = _slower(played[0][0], _runs(trial.folder)[0][0])
+        predicted_s = max(log.predict(trial.change).seconds, _LEAST_S)
+        log.errors = log.errors.learn(trial.change, took, predicted_s / max(log.measured_s, _LEAST_S))
+    n_changes = sum([one.changes for one in recorded])
+    return LoggedRun(log.measured_s, n_changes, [log.predict(change) for change in changes])
+
+
+def _slower(recorded: Sequence[Recorded], tried: Sequence[Recorded]) -> float:
+    """Return the time of a trial, as a multiple of what the log took for as many changes."""
+    n_changes = min([sum([one.changes for one in each]) for each in (recorded, tried)])
+    log, trial = (_each_s(_first(each, n_changes)) for each in (recorded, tried))
+    return trial / log
+
+
+def _each_s(recorded: Sequence[Recorded]) -> float:
+    """Return the seconds of a change, all of them together."""
+    begun_s, ended_s = min([one.started_s for one in recorded]), max([one.committed_s for one in recorded])
+    return max(ended_s - begun_s, _LEAST_S) / max(1, sum([one.changes for one in recorded]))
+
+
+def _first(recorded: Sequence[Recorded], n_changes: int) -> Sequence[Recorded]:
+    """Return the batches up to a number of changes."""
+    ends = accumulate([one.changes for one in recorded])
+    return [one for one, end in zip(recorded, ends, strict=True) if end - one.changes < n_changes] or recorded
+
+
+def _runs(folder: Path) -> list[_Run]:
+    """Return all runs of a log that have a batch, in the order of their ends.
+
+    Raises:
+        ReportRefused: none has, or a line is no record.
     """
     runs: defaultdict[str, list[Record]] = defaultdict(list)
     for path in sorted(folder.glob(_FILES)):
@@ -57,12 +113,7 @@ def predicted_of(folder: Path, changes: Sequence[Change]) -> LoggedRun:
     played = sorted((run for run in found if run[0]), key=lambda run: max(one.committed_s for one in run[0]))
     if not played:
         raise ReportRefused(f"{folder} has no batch to predict from", hint="repeat the run with --again")
-    enough = [run for run in played if len(run[0]) >= ENOUGH]
-    recorded, seconds = enough[-1] if enough else max(played, key=lambda run: len(run[0]))
-    recorded = recorded[-BATCHES:]
-    log = Log(recorded, [one for one in seconds if one.ended_s > recorded[0].received_s])
-    n_changes = sum([one.changes for one in recorded])
-    return LoggedRun(log.measured_s, n_changes, [log.predict(change) for change in changes])
+    return played
 
 
 def recorded_of(records: Iterable[Record]) -> tuple[list[Recorded], list[Second]]:

@@ -23,6 +23,7 @@ from parapply.analysis.changes import Change
 from parapply.analysis.contention import MOST, Executed, Line, Processors, alone_s, beside, fit, learn, line_of_sizes
 from parapply.analysis.replay import Costs, HotRows, Played, Settings, play
 from parapply.analysis.stream import Recorded, stream_of
+from parapply.analysis.trials import Errors, Usual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -162,6 +163,8 @@ class Log:
         is_narrow = self.learned.is_known and least.processors < _NARROW * most.processors
         self._others = [] if is_narrow else [one for one in (least, most) if one != self.learned.best]
         self._known = _Known.of(recorded, self._feed, self.workers, self.right)
+        #: Of the predictions, as far as trials have told them; put in later, it counts from then on.
+        self.errors = Errors(Usual(self.order, _usual_sizes(recorded, limits)))
 
     def costs(self, contention: Contention) -> Costs:
         """Return what is learned, with one of the contentions that the log does not rule out."""
@@ -185,25 +188,29 @@ class Log:
         """
         best, known = self.learned.best, self._known
         order, n_workers = change.order or self.order, workers or change.workers or self.workers
-        one = self._play(best, change)
-        spans_s = [one.seconds * self.right]
+        played, factor = self.errors.right(change)
+        spans_s = [self._play(best, played).seconds * self.right]
         for other in self._others:
             base_s = self._play(other, Change()).seconds
-            spans_s.append(self._play(other, change).seconds * (self.measured_s / base_s if base_s else 1.0))
+            spans_s.append(self._play(other, played).seconds * (self.measured_s / base_s if base_s else 1.0))
+        spans_s = [factor * each for each in spans_s]
         least_s, most_s = known.bounds(
             spans_s[0], spans_s, log2(n_workers / self.workers), self._others_changed(change)
         )
+        is_fed = spans_s[0] <= known.fed_s
         return Predicted(
             order=order, workers=n_workers, seconds=spans_s[0], least_s=least_s, most_s=most_s,
-            limit=self._feed.limit if spans_s[0] <= known.fed_s else self._limit(one, best, n_workers),
+            limit=self._feed.limit if is_fed else self._limit(self._play(best, change), best, n_workers),
         )  # fmt: skip
 
     def _others_changed(self, change: Change) -> float:
         """Return by how many doublings or halvings more than the number of workers is changed; a flush is one."""
         asked = (change.batch_transactions, change.batch_changes, change.batch_bytes)
-        limits = [abs(log2((one or mine) / mine)) for one, mine in zip(asked, self._settings.limits, strict=True)]
+        larger = [
+            log2(one / mine) for one, mine in zip(asked, self._settings.limits, strict=True) if one and one > mine
+        ]
         flush = change.synchronous_commit is not None or change.flush_ms is not None
-        return max(limits) + abs(log2(change.target_speed)) + flush
+        return max([self.errors.unknown(change), *larger]) + abs(log2(change.target_speed)) + flush
 
     def of_workers(self, order: Order, workers: Sequence[int]) -> Iterator[Predicted]:
         """Yield predictions for numbers of workers, the smallest first.
@@ -473,6 +480,17 @@ def _limits(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> tuple[in
     is_full = largest > 1 and sum(one.transactions == largest for one in recorded) >= _SEVERAL
     usual = config.MAX_BATCH_TRANSACTIONS
     return largest if is_full and largest < usual else usual, config.MAX_BATCH_CHANGES, config.MAX_BATCH_BYTES
+
+
+def _usual_sizes(recorded: Sequence[Recorded], limits: tuple[int, int, int]) -> tuple[float, float, float]:
+    """Return how large the batches were, each weighed by its changes, but for those that run alone."""
+    found = [one for one in recorded if not one.is_alone and one.changes]
+    if not found:
+        return limits
+    changes = sum([one.changes for one in found])
+    by_changes = [(one.transactions * one.changes, one.changes**2, one.size_bytes * one.changes) for one in found]
+    transactions, squares, size_bytes = (sum(each) / changes for each in zip(*by_changes, strict=True))
+    return max(1.0, transactions), squares, max(1.0, size_bytes)
 
 
 def _scale(recorded: Sequence[Recorded], limits: tuple[int, int, int], workers: int) -> float:

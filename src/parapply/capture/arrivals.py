@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.capture import folder as folders
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Arrivals within this time are one, so that a day takes some megabytes. It divides a minute.
 _TOGETHER_US: Final = 100_000
+#: Changes at least between two ends that are kept.
+_ENDS_APART: Final = 1000
 _KIND: Final = slice(FRAME_HEADER_BYTES, FRAME_HEADER_BYTES + 1)
 _XID: Final = slice(_KIND.stop, _KIND.stop + 4)
 _SUBXID: Final = slice(_XID.stop, _XID.stop + 4)
@@ -31,6 +35,13 @@ class Arrivals(NamedTuple):
     counts: list[int]  # of changes, for each time
     n_changes: int  # all of them
     part_lsn: int  # end of the transaction with which as many had come as were asked for; else of the capture
+    n_part: int = 0  # changes up to there
+    ends: Sequence[tuple[int, int]] = ()  # changes up to ends of transactions and their LSNs, 1000 apart or more
+
+    def lsn_of(self, n_changes: int) -> int:
+        """Return the end of a transaction with which not quite a number of changes had come, the first one at least."""
+        at = bisect_right(self.ends, (n_changes, sys.maxsize)) - 1
+        return self.ends[max(at, 0)][1] if self.ends else self.part_lsn
 
     def late(self, seconds: float) -> Late:
         """Return how late they would be if all took these seconds together, with the same time for each change."""
@@ -53,17 +64,22 @@ def arrivals(read: Read, part: int) -> Arrivals:
     """
     times_us: list[int] = []
     counts: list[int] = []
+    ends: list[tuple[int, int]] = []
     n_changes = n_part = part_lsn = 0
     for arrival_us, end_lsn, number in _ends(read):
         n_changes += number
         if n_changes >= part and not part_lsn:
             n_part, part_lsn = n_changes, end_lsn
+        if not ends or n_changes >= ends[-1][0] + _ENDS_APART:
+            ends.append((n_changes, end_lsn))
         if times_us and arrival_us // _TOGETHER_US == times_us[-1] // _TOGETHER_US:
             counts[-1] += number
         else:
             times_us.append(arrival_us)
             counts.append(number)
-    return Arrivals(times_us, counts, n_changes, part_lsn if 0 < n_part < n_changes else read.until_lsn)
+    is_part = 0 < n_part < n_changes
+    part_lsn, n_part = (part_lsn, n_part) if is_part else (read.until_lsn, n_changes)
+    return Arrivals(times_us, counts, n_changes, part_lsn, n_part, ends)
 
 
 def _ends(read: Read) -> Iterator[tuple[int, int, int]]:

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 #: Policy of conflicts about rows from before the capture, which the scratch database lacks.
 _MISSING = "skip"
+#: Seconds of a trial, about, and the part of the capture that it takes at most, so that none is a whole run.
+_TRIAL_S, _TRIAL_PART = 20.0, 0.5
 _STREAMINGS = frozenset({"off", "on", "parallel"})
 _ORIGINS = frozenset({"any", "none"})
 
@@ -69,6 +71,7 @@ class ReplayOptions(NamedTuple):
     verdict: Callable[[Path], str] | None  # of a run by its apply log; None: as `status` shows it
     log: Path | None = None  # for the apply log of the first group; the others do not run then
     learn_changes: int = 0  # of the first group's run; 0: all of them
+    trials: Sequence[Sequence[str]] = ()  # settings of short runs after that one, which show the error of predictions
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +94,7 @@ class Learnt(NamedTuple):
     log: Path  # folder of its apply log
     arrivals: Arrivals  # of the whole capture
     is_part: bool  # the run ended before the capture
+    trials: Sequence[RunResult] = ()  # of its first part; their logs are beside its own
 
 
 class ReplayOutcome(NamedTuple):
@@ -124,17 +128,22 @@ def replay(
     if not places[-1].header.end_lsn:
         raise CaptureRefused("the capture ended before its slot was made", hint="delete the folder, and begin again")
     _check_options(found)
-    runs = [_group(load, pairs, found, has_rows=options.copy_of is not None) for pairs in groups]
+    runs, tried = (
+        [_group(load, pairs, found, has_rows=options.copy_of is not None) for pairs in some]
+        for some in (groups, options.trials)
+    )
     logs.configure(runs[0].config.log.level, runs[0].config.log.format)
     calm_garbage_collector()
     if len({run.name for run in runs}) < len(runs):
         raise ConfigError("--run: two groups of settings are the same")
     is_parallel = found.start.options.get("streaming") == "parallel"
     read = Read(options.folder, places, is_parallel, options.speed, places[-1].header.end_lsn)
-    return asyncio.run(_all(found, read, options, runs))
+    return asyncio.run(_all(found, read, options, runs, tried))
 
 
-async def _all(found: CaptureFound, read: Read, options: ReplayOptions, runs: Sequence[_Group]) -> ReplayOutcome:
+async def _all(
+    found: CaptureFound, read: Read, options: ReplayOptions, runs: Sequence[_Group], tried: Sequence[_Group]
+) -> ReplayOutcome:
     shapes = shapes_of(options.folder, read.places, without=runs[0].config.target.state_schema)
     every = _Replay(found, read, options, shapes)
     if options.log is None:
@@ -142,9 +151,18 @@ async def _all(found: CaptureFound, read: Read, options: ReplayOptions, runs: Se
     came = arrivals(read, options.learn_changes or sys.maxsize)
     learning = _Replay(found, read._replace(until_lsn=came.part_lsn), options, shapes)
     (run,) = await learning.all(runs[:1])
-    learnt = Learnt(run, options.log / run.log, came, is_part=came.part_lsn < read.until_lsn)
-    every.is_stopped = learning.is_stopped
+    trying = _Replay(found, read._replace(until_lsn=_trial_lsn(came, run)), options, shapes)
+    trials = await trying.all(tried) if run.is_done else []
+    is_part = came.part_lsn < read.until_lsn
+    learnt = Learnt(run, options.log / run.log, came, is_part, trials)
+    every.is_stopped = learning.is_stopped or trying.is_stopped
     return every.outcome(await every.known(runs), learnt)
+
+
+def _trial_lsn(came: Arrivals, run: RunResult) -> int:
+    """Return where trials end: what the first group's run applied in some seconds, at most a part of the capture."""
+    part = min(came.n_part * _TRIAL_S / max(run.seconds, _TRIAL_S), came.n_changes * _TRIAL_PART)
+    return min(came.lsn_of(int(part)), came.part_lsn)
 
 
 def _group(

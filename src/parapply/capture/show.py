@@ -77,6 +77,10 @@ def _learnt(learnt: Learnt) -> dict[str, Any]:
     return {
         "settings": run.settings, "is_done": run.is_done, "seconds": run.seconds, "is_part": learnt.is_part,
         "capture_changes": learnt.arrivals.n_changes, "failure": run.failure or None,
+        "trials": [
+            {"settings": one.settings, "is_done": one.is_done, "seconds": one.seconds, "failure": one.failure or None}
+            for one in learnt.trials
+        ],
     }  # fmt: skip
 
 
@@ -150,3 +154,6 @@ def _show_learnt(learnt: Learnt) -> None:
             f"predicted from the first part of the capture with {printable(run.settings)}: all {of_changes} are taken"
             " to be like it"
         )
+    for one in learnt.trials:
+        said = f"failed: {one.failure}" if one.failure else f"took {brief(one.seconds)}"
+        click.echo(f"a trial of its first part with {printable(one.settings)} {said}")

@@ -112,7 +112,7 @@ are not repeated without --again. Exit 1: a run failed, or tables differ between
     "log",
     metavar="LOG",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Run the first group only, with its apply log in LOG, and predict the others from that.",
+    help="Run the first group only and short trials, with apply logs in LOG, and predict the others from these.",
 )
 @click.option(
     "--learn-changes",
@@ -153,15 +153,18 @@ def replay(*, groups: tuple[str, ...], plot: Path | None, **options: Any) -> int
 
         check_plot(plot)
     copy_of = Login(options["copy_of"]) if options["copy_of"] else None
-    how = taken(replaying.ReplayOptions, options, copy_of=copy_of, verdict=_verdict())
+    # At the pace of the day nothing is learnt that a short run could add to.
+    trials = _trials(read, pairs[0], changes) if changes and not is_paced else []
+    settings = [_with(pairs[0], trial) for trial in trials]
+    how = taken(replaying.ReplayOptions, options, copy_of=copy_of, verdict=_verdict(), trials=settings)
     outcome = replaying.replay(read, pairs, how)
-    forecasts = _forecasts(outcome, changes, is_paced=is_paced)
+    forecasts = _forecasts(outcome, changes, trials, is_paced=is_paced)
     show(outcome, late_after_s, forecasts, as_json=options["as_json"])
     if plot is not None:
         _draw(outcome, forecasts, late_after_s, plot)
     if outcome.is_stopped:
         return _STOPPED
-    runs = [*outcome.runs, *([outcome.learnt.run] if outcome.learnt else [])]
+    runs = [*outcome.runs, *([outcome.learnt.run, *outcome.learnt.trials] if outcome.learnt else [])]
     return _DIFFERENT if outcome.different or any(run.failure for run in runs) else 0
 
 
@@ -217,24 +220,49 @@ def _changes(groups: Sequence[Sequence[str]], *, is_first_enough: bool) -> list[
     return found
 
 
-def _forecasts(outcome: ReplayOutcome, changes: Sequence[Change], *, is_paced: bool) -> list[Forecast | None]:
+def _trials(read: Callable[[Sequence[str]], Config], pairs: Sequence[str], changes: Sequence[Change]) -> list[Change]:
+    """Return how the settings of short runs differ from the first group's."""
+    from parapply.analysis.trials import trials  # noqa: PLC0415
+
+    apply = read([pair for pair in pairs if not pair.startswith("server.")]).apply
+    return trials(None if apply.workers == "auto" else apply.workers, apply.commit_order, changes)
+
+
+def _with(pairs: Sequence[str], change: Change) -> list[str]:
+    """Return settings, changed."""
+    from parapply.analysis.changes import SETTINGS  # noqa: PLC0415
+
+    values = {SETTINGS[name]: value for name in SETTINGS if (value := getattr(change, name)) is not None}
+    kept = [pair for pair in pairs if pair.partition("=")[0] not in values]
+    return [*kept, *(f"{setting}={value}" for setting, value in values.items())]
+
+
+def _forecasts(
+    outcome: ReplayOutcome, changes: Sequence[Change], trials: Sequence[Change], *, is_paced: bool
+) -> list[Forecast | None]:
     """Return the prediction of each run, as far as one is asked for: of the first one if it was applied in part."""
     learnt = outcome.learnt
     if learnt is None or not learnt.run.is_done:
         return [None] * len(outcome.runs)
     from parapply.analysis.changes import Change  # noqa: PLC0415
-    from parapply.analysis.logged import predicted_of  # noqa: PLC0415
+    from parapply.analysis.logged import Trial, predicted_of  # noqa: PLC0415
     from parapply.capture.show import Forecast  # noqa: PLC0415
 
-    logged = predicted_of(learnt.log, [Change(), *changes] if learnt.is_part else changes)
-    whole_s = learnt.run.seconds
+    tried = zip(trials, learnt.trials, strict=False)
+    done = [Trial(change, learnt.log.parent / run.log) for change, run in tried if run.is_done]
+    logged = predicted_of(learnt.log, [Change(), *changes] if learnt.is_part else changes, done)
+    whole_s, start_s = learnt.run.seconds, 0.0
     if learnt.is_part:
         whole_s = logged.seconds * learnt.arrivals.n_changes / max(1, logged.changes)
-    ratio = whole_s / logged.seconds if logged.seconds else 1.0
+    elif logged.changes >= learnt.arrivals.n_changes:
+        # The daemon's start and end take as long whatever the settings are.
+        start_s = max(0.0, whole_s - logged.seconds)
+    ratio = (whole_s - start_s) / logged.seconds if logged.seconds else 1.0
     found: list[Forecast | None] = [] if learnt.is_part else [None]
     for one in logged.predictions:
-        late = None if is_paced else learnt.arrivals.late(one.seconds * ratio)
-        found.append(Forecast(one.seconds * ratio, one.least_s * ratio, one.most_s * ratio, one.limit, late))
+        seconds, least_s, most_s = (start_s + each * ratio for each in (one.seconds, one.least_s, one.most_s))
+        late = None if is_paced else learnt.arrivals.late(seconds)
+        found.append(Forecast(seconds, least_s, most_s, one.limit, late))
     return found
 
 

@@ -124,3 +124,10 @@ def test_changes_that_take_as_long_as_each_other_queue_by_their_arrival() -> Non
     came = Arrivals([0, 1_000_000, 600_000_000], [10, 10, 20], 40, 0)
     assert came.late(80.0) == Late(most_s=40.0, most_at_us=600_000_000, minutes={0: 39.0, 10: 40.0})
     assert came.late(4.0) == Late(most_s=2.0, most_at_us=600_000_000, minutes={0: 1.0, 10: 2.0})
+
+
+def test_a_part_of_the_changes_ends_with_a_transaction() -> None:
+    """The last end that is kept at or before the number, else the first; without changes the end."""
+    came = Arrivals([], [], 4000, 99, 4000, [(1500, 10), (2500, 20), (4000, 30)])
+    assert [came.lsn_of(number) for number in (0, 2499, 2500, 3999, 9999)] == [10, 10, 20, 20, 30]
+    assert Arrivals([], [], 0, 99).lsn_of(0) == 99

@@ -54,6 +54,7 @@ class _Cpu(NamedTuple):
     busy_s: float  # of everything on the machine
     sessions_s: dict[int, float]  # of each session's process
     sender_s: float  # of the publisher's process that sends
+    processors: int  # that the sessions may use
 
     def since(self, before: _Cpu) -> tuple[float, float, float]:
         """Return the seconds of machine, sessions and sender since another time; a new session counts whole.
@@ -158,7 +159,7 @@ class Intervals:
             max_batch_transactions=most.transactions,
             max_batch_changes=most.changes,
             max_batch_bytes=most.size_bytes,
-            processors=machine.processors() if self._cpu_then else 0,
+            processors=self._cpu_then.processors if self._cpu_then else 0,
             busy_cpu_s=round(busy_s, 6),
             sessions_cpu_s=round(sessions_s, 6),
             sender_cpu_s=round(sender_s, 6),
@@ -179,7 +180,8 @@ class Intervals:
         if busy_s is None:
             return None
         sender_s = machine.taken_s(self._sender_pid) if self._is_sender_near else 0.0
-        return _Cpu(busy_s, {pid: machine.taken_s(pid) for pid in pids}, sender_s)
+        processors = max([machine.processors(pid) for pid in pids], default=0)
+        return _Cpu(busy_s, {pid: machine.taken_s(pid) for pid in pids}, sender_s, processors)
 
     async def _sampled(self) -> tuple[tuple[BackendSample, ...], tuple[LockHolder, ...]]:
         """Return the present waits of the workers' sessions, and other sessions that hold the locks they wait for."""

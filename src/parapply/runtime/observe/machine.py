@@ -16,9 +16,12 @@ _USER, _SYSTEM = 11, 12
 _IDLE, _IO_WAIT = 3, 4
 
 
-def processors() -> int:
-    """Return the number of processors of this machine."""
-    return os.cpu_count() or 0
+def processors(pid: int) -> int:
+    """Return on how many processors of this machine a process may run; of all if it does not exist."""
+    try:
+        return len(os.sched_getaffinity(pid))
+    except OSError:
+        return os.cpu_count() or 0
 
 
 def busy_s() -> float | None:
