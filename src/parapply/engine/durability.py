@@ -169,9 +169,9 @@ class Durability:
         return self.state.watermark.low_lsn
 
     def made_durable(self, low_lsn: int) -> bool:
-        """Take the position that was written; return whether more is durable than before, which is to be reported."""
+        """Take the position that was written; return whether it is another one, which is to be reported."""
+        has_moved = low_lsn > self._written_lsn
         self._written_lsn = low_lsn
-        has_moved = low_lsn > self.state.durable_lsn
         self.state.durable_lsn = max(self.state.durable_lsn, low_lsn)
         return has_moved
 

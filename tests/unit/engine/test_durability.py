@@ -170,6 +170,8 @@ def test_commits_that_are_durable_by_themselves_are_reported_as_that() -> None:
     assert durability.committed(is_synchronous=False)
     assert durability.state.durable_lsn == 200
     assert durability.report_is_due(0.05)
+    assert durability.made_durable(200), "written, so reported once more"
+    assert not durability.made_durable(200)
 
 
 def test_at_rest_it_is_written_seldom_and_a_silent_publisher_is_left_in_time() -> None:
