@@ -60,7 +60,7 @@ def _wait(target: PgServer, names: list[str], n_tables: int) -> None:
             time.sleep(0.2)
 
 
-def main(n_databases: int, n_tables: int, duration_s: float) -> None:
+def main(n_databases: int, n_tables: int, duration_s: float, settles_s: float = 15.0) -> None:
     """Measure and print."""
     names = [f"db{n}" for n in range(n_databases)]
     binaries = find_binaries()
@@ -84,7 +84,7 @@ def main(n_databases: int, n_tables: int, duration_s: float) -> None:
         try:
             _wait(target, names, n_tables)
             ready_s = time.monotonic() - began_s
-            time.sleep(15)
+            time.sleep(settles_s)
             before_s, at_s = _cpu_s(process.pid), time.monotonic()
             time.sleep(duration_s)
             cpu = (_cpu_s(process.pid) - before_s) / (time.monotonic() - at_s)
@@ -101,4 +101,4 @@ def main(n_databases: int, n_tables: int, duration_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), *map(float, sys.argv[3:]))

@@ -230,6 +230,8 @@ class _FleetDaemon:
         self._slots: dict[str, _Slot] = {}
         #: By their tasks, also slots that a reload has removed, until they have ended.
         self._tasks: dict[asyncio.Task[None], _Slot] = {}
+        #: Totals and claims that were divided last.
+        self._divided: object = None
         self._news = asyncio.Event()
         self._log = logs.get_logger()
 
@@ -317,7 +319,11 @@ class _FleetDaemon:
         self._spill_room.n_slots = len(self._tasks)
         now_s = time.monotonic()
         claimed = [(slot, slot.shared.claims(slot.parts, now_s)) for slot in self._tasks.values()]
-        share_out(self._fleet.totals, [(slot.shared, claims) for slot, claims in claimed])
+        # In a fleet at rest nothing changes for minutes, and to divide takes longer than to compare.
+        divided = self._fleet.totals, [(slot.shared, slot.shared.most_workers, claims) for slot, claims in claimed]
+        if divided != self._divided:
+            share_out(self._fleet.totals, [(slot.shared, claims) for slot, claims in claimed])
+            self._divided = divided
         most = self._fleet.totals.max_connections
         n_taken = sum([_connections(slot, claims) for slot, claims in claimed if slot.may_begin])
         for slot, claims in claimed:
