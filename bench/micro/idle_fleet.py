@@ -1,4 +1,4 @@
-"""Memory and CPU of idle databases in one process: `python -m bench.micro.idle_fleet DATABASES TABLES SECONDS [SETTLES]`.
+"""Memory and CPU of idle databases: `python -m bench.micro.idle_fleet DATABASES TABLES SECONDS [SETTLES]`.
 
 In: two servers of the newest version that is found. Out: one JSON line with resident bytes, part of a core, sessions on
 the target, and the seconds until every slot was served.
