@@ -56,7 +56,9 @@ def test_large_inserts_run_under_the_replica_role_and_are_checked_at_the_end() -
     assert made[6] is last
     check, code = made[7:]
     assert (check.operation, check.expected, check.parameters) == ("reference", 0, [b"parents"])
-    assert b'FROM ONLY "s"."Up" AS p WHERE p."k" OPERATOR(pg_catalog.=) ANY ($1::integer[])' in _text(check)
+    # The interpreted twin makes arrays of texts.
+    text = _text(check).replace(b"$1::pg_catalog.text[]::", b"$1::")
+    assert b'FROM ONLY "s"."Up" AS p WHERE p."k" OPERATOR(pg_catalog.=) ANY ($1::integer[])' in text
     assert b"p.tableoid = 9::pg_catalog.oid FOR KEY SHARE" in _text(check)
     assert (code.operation, code.expected) == ("code", 0)
     assert code.parameters[1] is not None
