@@ -17,7 +17,7 @@ import msgspec
 from parapply import __version__
 from tests.operators.machines import MACHINES
 from tests.operators.search import n_steps
-from tests.operators.turns import Done, Options, run
+from tests.operators.turns import Done, Options, end_with_parent, run
 
 
 @click.command()
@@ -46,7 +46,7 @@ def main(*, json_path: Path | None, jobs: int, **given: Any) -> None:  # noqa: A
         done = run(options)
     else:
         # A forked process would share the line to the origin of its daemons.
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), end_with_parent) as pool:
             done = sum(pool.map(run, options.shared(jobs)), Done())
     took_s = time.monotonic() - began_s
     _print(done, took_s)

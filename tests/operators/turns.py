@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
+import threading
 import time
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -16,6 +20,8 @@ from tests.operators.search import n_steps, search
 if TYPE_CHECKING:
     from pathlib import Path
 
+#: Seconds for the servers of a turn to end.
+_ENDS_S: Final = 10.0
 #: Distance between the seeds of two processes.
 _SEEDS: Final = 1_000_000
 
@@ -91,3 +97,20 @@ def _tell(error: Exception, steps: int, path: Path | None) -> None:
     if path:
         with path.open("a", encoding="utf-8") as file:
             file.write(f"==== after {steps} steps\n{text}\n")
+
+
+def end_with_parent() -> None:
+    """Interrupt this process, so that its servers end, when the command that started it is gone."""
+    parent, main = multiprocessing.parent_process(), threading.get_ident()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        while True:
+            # The first interrupts the turn, the next one the wait for another turn.
+            signal.pthread_kill(main, signal.SIGINT)
+            time.sleep(_ENDS_S)
+
+    # A shell has commands in its background ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=watch, name="parent", daemon=True).start()
