@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["pair"]
 
 #: Another file in the walk is another file to open for everyone who follows it: not without a reason.
-_MOST_FILES: Final = 36
+_MOST_FILES: Final = 37
 _MOST_ENTRIES: Final = 165
 _TRANSACTIONS: Final = 4
 
