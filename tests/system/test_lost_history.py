@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from parapply.model import format_lsn
+from parapply.wire.decode import decode
+from parapply.wire.messages import Commit
 from tests.fixtures.databases import create_database
 from tests.fixtures.plain import check_equal, commit_each, foreign_transaction, plain_route
 from tests.fixtures.roles import SOURCE_ROLE
@@ -125,6 +128,28 @@ def test_f14_a_publisher_put_back_is_refused_where_keep_alives_alone_have_moved_
     server.start()
     commit_each(route.source, 1, 2000)
     assert route.source.rows(f"SELECT pg_current_wal_lsn() > '{end_lsn}'") == [(True,)]
+    _check_refused(start_daemon(route), "sends another transaction that ends at", "put back to an older state")
+
+
+def test_f14_a_publisher_put_back_is_refused_where_the_watermark_is_inside_a_commit_record(
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """Its transaction ends after the watermark, and yet a stream from there leaves it out: the record begins before."""
+    server = own_servers("publisher")
+    route = plain_route(create_database(server, "source"), target_db, new_slot)
+    begin_lsn = route.source.rows("SELECT pg_current_wal_lsn()")[0][0]
+    assert start_daemon(route, "--until", begin_lsn).exit_code(60) == 0
+    commit_each(route.source, 1, 1)
+    ((data,),) = route.source.rows(
+        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{route.slot}', NULL, NULL, 'proto_version', '1',"
+        f" 'publication_names', '{route.publication}') WHERE get_byte(data, 0) = 67"
+    )
+    end = decode(bytes(data))
+    assert isinstance(end, Commit)
+    inside = format_lsn(end.commit_lsn + 8)
+    target_db.execute(f"UPDATE parapply.slots SET lowest_lsn = '{inside}', highest_lsn = '{inside}'")
+    server.kill()
+    server.start()
     _check_refused(start_daemon(route), "sends another transaction that ends at", "put back to an older state")
 
 
