@@ -25,7 +25,7 @@ __all__ = ["pair"]
 #: Another file in the walk is another file to open for everyone who follows it: not without a reason.
 _MOST_FILES: Final = 37
 _MOST_ENTRIES: Final = 165
-_TRANSACTIONS: Final = 4
+_TRANSACTIONS: Final = 12
 
 
 def _entered(calls: list[tuple[str, str]]) -> list[str]:
