@@ -32,11 +32,13 @@ if TYPE_CHECKING:
 #: Bytes of WAL behind the watermark beyond which nothing is looked at: the publisher keeps all changes in a file first.
 LIMIT_BYTES: Final = 1 << 30
 
-# Of what ends a transaction: C, P, K and r.
+# Of what ends a transaction: C, P, K and r. All but r say in their third to tenth byte where their record begins: a
+# stream that starts inside of the record leaves the transaction out. No others after `low_lsn`: there may be thousands.
 _QUERY: LiteralString = """
     SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes($1::name, $2::pg_lsn, NULL, VARIADIC $3::text[])
      WHERE pg_catalog.get_byte(data, 0) IN (67, 80, 75, 114)
-       AND (lsn = ANY ($4::pg_lsn[]) OR lsn > $5::pg_lsn)
+       AND (lsn = ANY ($4::pg_lsn[]) OR lsn > $5::pg_lsn AND (lsn <= $6::pg_lsn
+            OR pg_catalog.get_byte(data, 0) <> 114 AND pg_catalog.substring(data, 3, 8) < $7::bytea))
      LIMIT 1000"""
 
 
@@ -72,13 +74,11 @@ async def check(  # noqa: PLR0913
     up_to_lsn = max([low_lsn, *awaited])
     words = [word for pair in options for word in pair]
     ends = [format_lsn(end_lsn) for end_lsn in awaited]
-    values = [slot_name, format_lsn(up_to_lsn), words, ends, format_lsn(last_lsn)]
+    values = [slot_name, format_lsn(up_to_lsn), words, ends, format_lsn(last_lsn), format_lsn(low_lsn)]
     with source_errors("looking for what is applied"):
         async with psycopg.AsyncRawCursor(conn) as cursor:
-            await cursor.execute(_QUERY, values, binary=True)
-            ends_found = [_end_of(bytes(data)) for (data,) in await cursor.fetchall()]
-    # A stream that starts inside the record that ends a transaction leaves the transaction out.
-    found = {end_lsn: time_us for lsn, end_lsn, time_us in ends_found if end_lsn in awaited or lsn < low_lsn}
+            await cursor.execute(_QUERY, [*values, low_lsn.to_bytes(8)], binary=True)
+            found = dict(_end_of(bytes(data)) for (data,) in await cursor.fetchall())
     if found == awaited:
         return
     lsn = min(end_lsn for end_lsn, _ in found.items() ^ awaited.items())
@@ -93,13 +93,12 @@ async def check(  # noqa: PLR0913
     )
 
 
-def _end_of(message: bytes) -> tuple[int, int, int]:
-    """Return where the record of what ends a transaction begins and ends, and its time."""
+def _end_of(message: bytes) -> tuple[int, int]:
+    """Return the end LSN and the time of what ends a transaction."""
     end = decode(message)
     if isinstance(end, Commit | CommitPrepared):
-        return end.commit_lsn, end.end_lsn, end.commit_time_us
+        return end.end_lsn, end.commit_time_us
     if isinstance(end, Prepare):
-        return end.prepare_lsn, end.end_lsn, end.prepare_time_us
+        return end.end_lsn, end.prepare_time_us
     assert isinstance(end, RollbackPrepared), "nothing else is asked for"
-    # It does not say where its record begins.
-    return end.rollback_end_lsn - 1, end.rollback_end_lsn, end.rollback_time_us
+    return end.rollback_end_lsn, end.rollback_time_us
