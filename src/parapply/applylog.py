@@ -206,11 +206,7 @@ class _Finished(NamedTuple):
 
 
 def _finished(directory: Path, stem: str) -> list[_Finished]:
-    """Return the finished files of a stem, the oldest first.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
+    """Return the finished files of a stem, the oldest first; raise OSError if the directory cannot be read."""
     found = []
     for entry in os.scandir(directory):
         # Slots have no hyphen in their name: no other slot's file has this stem.
@@ -224,13 +220,7 @@ def _finished(directory: Path, stem: str) -> list[_Finished]:
 
 
 def _outlived(files: list[_Finished], retention: Retention, now_s: float) -> list[Path]:
-    """Return the files to remove.
-
-    Args:
-        files: the oldest first.
-        retention: limits.
-        now_s: seconds since 1970.
-    """
+    """Return the files to remove, of files that are sorted with the oldest first."""
     left_bytes = sum([file.size_bytes for file in files])
     outlived = []
     for file in files:

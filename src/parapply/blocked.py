@@ -141,7 +141,6 @@ class Telling:
     """Selects the waits to report: from `BLOCKED_S` on, then at growing intervals."""
 
     def __init__(self) -> None:
-        """Start with none reported."""
         self._next_s: dict[str, float] = {}
 
     def due(self, found: Iterable[BlockedSession]) -> Iterator[BlockedSession]:

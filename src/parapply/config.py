@@ -165,19 +165,15 @@ class _Section(msgspec.Struct, frozen=True):
 
 
 class _End(_Section, frozen=True):
-    """The way into one end."""
-
     dsn: Secret = Secret("")
     password_command: PasswordCommand | None = None
 
     def __post_init__(self) -> None:
-        """Check what concerns more than one key."""
         if self.password_command is not None and has_password(self.dsn):
             raise ValueError("password_command must be left out, or the password in dsn")
 
     @property
     def login(self) -> Login:
-        """Both together, as sessions are opened with it."""
         return Login(self.dsn.get_secret_value(), self.password_command)
 
 
@@ -206,7 +202,6 @@ class SourceConfig(_End, frozen=True):
     reconnect_max_s: Interval = RECONNECT_MAX_S
 
     def __post_init__(self) -> None:
-        """Check what concerns more than one key."""
         super().__post_init__()
         if self.reconnect_min_s > self.reconnect_max_s:
             raise ValueError("reconnect_min_s must not be above reconnect_max_s")
@@ -257,7 +252,6 @@ class ApplyConfig(_Section, frozen=True):
     tables: dict[str, TableConfig] = {}
 
     def __post_init__(self) -> None:
-        """Check what concerns more than one key."""
         if self.max_batch_bytes > self.memory_limit_bytes:
             raise ValueError("max_batch_bytes must not be above memory_limit_bytes")
 
@@ -337,7 +331,6 @@ class ApplyLogConfig(_Section, frozen=True):
     detail: Literal["batch", "transaction"] = "batch"
 
     def __post_init__(self) -> None:
-        """Check what concerns more than one key."""
         if 0 < self.retention_bytes < self.rotate_bytes:
             raise ValueError("retention_bytes must be 0 or not below rotate_bytes")
         if 0 < self.retention_s < self.rotate_s:

@@ -44,7 +44,6 @@ class CutoverConfig(msgspec.Struct, frozen=True):
     commands: dict[str, tuple[str, ...]] = {}  # by place, or UNDO and place; no shell reads them
 
     def __post_init__(self) -> None:
-        """Check what concerns more than one key."""
         if len(self.pooler_files) not in {0, 1, len(self.poolers)}:
             raise ValueError("pooler_files must name one file for each of poolers, or one for all")
         if self.pooler_files and not self.poolers:

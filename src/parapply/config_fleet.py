@@ -152,7 +152,6 @@ def with_database(dsn: str, name: str) -> str:
 
 
 def _entries(given: object, errors: list[str]) -> list[dict[str, Any]]:
-    """Return the entries that have names, each as a section."""
     if not isinstance(given, list) or not given:
         errors.append(f"{DATABASES}: must be a list of names, or sections [[{DATABASES}]], at least one")
         return []

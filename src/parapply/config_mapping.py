@@ -31,7 +31,6 @@ class MappingConfig(msgspec.Struct, frozen=True):
     schema_only: tuple[str, ...] = ()  # schema.table of the publisher, of tables whose rows are left out
 
     def __post_init__(self) -> None:
-        """Check what concerns more than one key."""
         if wrong := [name for name in self.schema_only if not _is_name(name, 1)]:
             raise ValueError(f'schema_only: must be written "schema.table": {", ".join(wrong)}')
         by_name: dict[str | tuple[str, str], list[Mapping[str, str]]] = {}

@@ -36,7 +36,6 @@ class Address(NamedTuple):
     port: int  # 0: any free one
 
     def __str__(self) -> str:
-        """Return it as it is written."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -46,7 +45,6 @@ class Secret:
     __slots__ = ("_text",)
 
     def __init__(self, text: str) -> None:
-        """Keep the text."""
         self._text = text
 
     def get_secret_value(self) -> str:
@@ -54,11 +52,9 @@ class Secret:
         return self._text
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the other one is a secret of the same text."""
         return isinstance(other, Secret) and self._text == other._text
 
     def __hash__(self) -> int:
-        """Return a hash that agrees with equality."""
         return hash(self._text)
 
     def __repr__(self) -> str:
@@ -101,7 +97,6 @@ def _command(text: str) -> PasswordCommand | None:
 
 
 def _parameters() -> list[str]:
-    """Return the names of libpq's parameters."""
     return [option.keyword.decode() for option in Conninfo.get_defaults()]
 
 

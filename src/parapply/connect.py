@@ -101,11 +101,7 @@ async def check_apart(config: Config, ends: Connections, facts: slot.SourceFacts
 
 
 async def _identity(target: settings.Connection, facts: slot.SourceFacts) -> tuple[int, int, bool]:
-    """Return a target's timeline (0: in recovery), its start, and whether it has the publisher's identity.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return a target's timeline (0: in recovery), its start, and whether it has the publisher's identity."""
     query = sql.SQL(
         "SELECT system_identifier, pg_catalog.current_database(),"
         " CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name("

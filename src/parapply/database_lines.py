@@ -36,7 +36,6 @@ class DatabaseLines(io.TextIOBase):
     errors = "strict"
 
     def __init__(self, out: TextIO) -> None:
-        """Take lines for a stream."""
         self._out = out
         #: Begins of lines, by database.
         self._begun: dict[str, str] = {}

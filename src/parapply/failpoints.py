@@ -151,8 +151,6 @@ _HOLD_POLL_S: Final = 0.005
 
 
 class _Point:
-    """The armed point. Written by `arm` at start and by `probe`; read by `probe`."""
-
     def __init__(self, name: str, action: str, hits_left: int, directory: Path | None) -> None:
         self.name = name
         self.action = action

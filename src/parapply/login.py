@@ -60,19 +60,15 @@ class PasswordCommand:
         self._problem = ""
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the other one runs the same."""
         return isinstance(other, PasswordCommand) and self._words == other._words
 
     def __hash__(self) -> int:
-        """Return a hash that agrees with equality."""
         return hash(self._words)
 
     def __str__(self) -> str:
-        """Return it as it is written."""
         return shlex.join(self._words)
 
     def __repr__(self) -> str:
-        """Show the program only."""
         return f"PasswordCommand({self._words[0]!r}, ...)"
 
     async def password(self, *, refused: str = "", is_new: bool = False) -> str:
@@ -118,11 +114,7 @@ class Login(msgspec.Struct, frozen=True):
 
 
 async def _printed(words: Sequence[str]) -> str:
-    """Run a command and return the first line of its output.
-
-    Raises:
-        PasswordUnknown: it cannot be run, failed, took too long, or its first line can be no password.
-    """
+    """Run a command and return its first line; raise PasswordUnknown if it fails or that can be no password."""
     with ExitStack() as stack:
         (printing, its_output), (complaining, its_errors) = await child.pipe(stack), await child.pipe(stack)
         try:

@@ -126,7 +126,6 @@ class Transaction:
     )
 
     def __init__(self, xid: int, commit_lsn: int, commit_time_us: int) -> None:
-        """Start from a Begin message."""
         self.xid = xid
         #: LSN of the commit record. Never used for progress: that is end_lsn (trap T-3).
         self.commit_lsn = commit_lsn

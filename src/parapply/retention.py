@@ -118,13 +118,7 @@ async def give_up(config: Config) -> SlotGone | None:
 
 
 async def _when_idle(source: slot.Connection, name: str) -> slot.SourceFacts:
-    """Return the publisher and the slot once no process reads it.
-
-    Raises:
-        SourceRefused: it is not one of parapply's.
-        SlotBusy: a process goes on reading it.
-        SourceLost: the connection broke.
-    """
+    """Return the publisher and the slot once no process reads it; raise SlotBusy if one goes on."""
     deadline_s = asyncio.get_running_loop().time() + _RELEASE_S
     while True:
         facts = await slot.inspect(source, name)

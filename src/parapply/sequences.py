@@ -112,7 +112,6 @@ async def _for_all_or_each(
 
 
 async def _source_sequences(conn: slot.Connection) -> dict[_Name, tuple[int, Value]]:
-    """Return increment and value of every sequence on the publisher, by schema and name."""
     # Sequences that number the rows of parapply's tables are left out, because each side counts independently.
     listed = sql.SQL(
         "SELECT n.nspname, c.relname, s.seqincrement FROM pg_catalog.pg_sequence AS s"
@@ -140,7 +139,6 @@ async def _source_sequences(conn: slot.Connection) -> dict[_Name, tuple[int, Val
 
 
 async def _target_values(conn: Connection, names: Sequence[_Name]) -> dict[_Name, Value]:
-    """Return the value of each sequence that the target has."""
     quoted = [sql.Identifier(*name) for name in names]
     listed = sql.SQL(
         "SELECT w.number - 1 FROM pg_catalog.unnest($1::text[]) WITH ORDINALITY AS w(name, number)"

@@ -52,7 +52,6 @@ class SpillRoom:
     """
 
     def __init__(self, limit_bytes: int, n_slots: int = 1) -> None:
-        """Start with all room free."""
         self.limit_bytes = limit_bytes
         self.n_slots = n_slots
         #: Held for every change of what a slot has used.
@@ -138,7 +137,6 @@ class SpillFile:
     """The blocks of one transaction. Appended to by one thread at a time, while another may read."""
 
     def __init__(self, spill: Spill, fd: int, xid: int) -> None:
-        """Take over the descriptor of an empty file."""
         self._spill = spill
         self._fd = fd
         self._xid = xid

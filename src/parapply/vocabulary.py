@@ -120,7 +120,6 @@ class _Steps(StrEnum):
     """Steps of a command that is continued after it was interrupted, in their order."""
 
     def is_before(self, other: Self) -> bool:
-        """Return whether this step comes earlier."""
         order = list(type(self))
         return order.index(self) < order.index(other)
 

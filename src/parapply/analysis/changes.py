@@ -30,7 +30,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     flush_ms: Annotated[float, Meta(ge=0, le=10_000)] | None = None  # a flush; None: as in the log
 
     def __str__(self) -> str:
-        """Return it as it is asked."""
         values = msgspec.to_builtins(self).items()
         return ",".join(f"{name}={f'{value:g}' if isinstance(value, float) else value}" for name, value in values)
 

@@ -33,7 +33,6 @@ def comparison(then: Tables, now: Tables) -> Rows:
 
 
 def _values(tables: Tables, slot: str) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield name, unit and value of each figure that is compared."""
     mine: dict[str, list[dict[str, Any]]] = {
         name: [row for row in rows if row.get("slot") == slot] for name, rows in tables.items()
     }

@@ -56,7 +56,6 @@ def fold(store: Store, folder: str, steps: Steps) -> Rows:
 
 
 def _read(store: Store, place: str) -> tuple[_Folded, list[str]]:
-    """Return what the files say, and the names of torn ones. One of another version says nothing."""
     kept: _Folded = {}
     torn = []
     for file in store.engine.storage.files(place, ".json"):

@@ -80,23 +80,17 @@ def _slower(recorded: Sequence[Recorded], tried: Sequence[Recorded]) -> float:
 
 
 def _each_s(recorded: Sequence[Recorded]) -> float:
-    """Return the seconds of a change, all of them together."""
     begun_s, ended_s = min([one.started_s for one in recorded]), max([one.committed_s for one in recorded])
     return max(ended_s - begun_s, _LEAST_S) / max(1, sum([one.changes for one in recorded]))
 
 
 def _first(recorded: Sequence[Recorded], n_changes: int) -> Sequence[Recorded]:
-    """Return the batches up to a number of changes."""
     ends = accumulate([one.changes for one in recorded])
     return [one for one, end in zip(recorded, ends, strict=True) if end - one.changes < n_changes] or recorded
 
 
 def _runs(folder: Path) -> list[_Run]:
-    """Return all runs of a log that have a batch, in the order of their ends.
-
-    Raises:
-        ReportRefused: none has, or a line is no record.
-    """
+    """Return all runs of a log that have a batch, in the order of their ends; raise ReportRefused if none has."""
     runs: defaultdict[str, list[Record]] = defaultdict(list)
     for path in sorted(folder.glob(_FILES)):
         with path.open("rb") as lines:

@@ -248,7 +248,6 @@ class Log:
         return self._played[key]
 
     def _stream(self, size: int) -> LoggedStream:
-        """Return the stream, cut finely enough for batches of a size."""
         size = 0 if size >= min(self._settings.limits[:2]) else size
         if size not in self._streams:
             feed = self._feed
@@ -273,13 +272,7 @@ class Log:
 def _executed(
     recorded: Sequence[Recorded], commit_s: float, make_s: float
 ) -> tuple[list[tuple[float, float]], list[Executed]]:
-    """Return when the target executed each batch, from and until, and how long beside how many others.
-
-    Args:
-        recorded: the batches.
-        commit_s: of one whose COMMIT was sent with its statements.
-        make_s: of the leader for a change, before the target has it.
-    """
+    """Return when the target executed each batch, from and until, and how long beside how many others."""
     spans = []
     for one in recorded:
         execute_s = one.execute_s - _in_flight_s(one, commit_s)
@@ -297,15 +290,12 @@ def _flush_s(recorded: Sequence[Recorded], seconds: Sequence[Second]) -> float:
 
 
 class _Known(NamedTuple):
-    """How sure a prediction is; parts of its seconds."""
-
     varied: float  # another run of that kind, by what this one's speed varied
     source_s: float  # the source's time
     source_varied: float  # and another time so much less or more
 
     @classmethod
     def of(cls, recorded: Sequence[Recorded], feed: _Feed, n_workers: int, right: float) -> _Known:
-        """Return the certainty of predictions from a run."""
         varied, n_windows = _varied([one.committed_s for one in recorded], recorded, _WAVES * n_workers)
         # A log has few windows, and what is seldom in one run may be often in the next.
         square = (_RUNS_WEIGH * _RUNS_VARY**2 + n_windows * varied**2) / (_RUNS_WEIGH + n_windows)
@@ -325,14 +315,7 @@ class _Known(NamedTuple):
     def bounds(
         self, seconds_s: float, spans_s: Sequence[float], doublings: float, others: float
     ) -> tuple[float, float]:
-        """Return the least and the most seconds.
-
-        Args:
-            seconds_s: predicted.
-            spans_s: the same by all that the processors may be, none of them put aside.
-            doublings: of the workers.
-            others: doublings and halvings of anything else.
-        """
+        """Return the least and the most seconds; `spans_s` are of each number of processors."""
         shorter = _ERROR_EACH * abs(doublings) + _OTHER_EACH * others
         longer = max(_LONGER_EACH * doublings, -_ERROR_EACH * doublings) + _OTHER_EACH * others
         # Nothing is applied before it can be read, and the source is not the same each time either.
@@ -426,7 +409,6 @@ def _turn_s(recorded: Sequence[Recorded], *, is_relaxed: bool) -> float:
 
 
 def _usual(values: Sequence[float]) -> float:
-    """Return the mean of what is not odd."""
     most = median(values) * _ODD
     return fmean([value for value in values if value <= most])
 
@@ -503,8 +485,6 @@ def _scale(recorded: Sequence[Recorded], limits: tuple[int, int, int], workers: 
 
 
 class _Feed(NamedTuple):
-    """When the batches could be read."""
-
     releases_s: list[float]  # of the last transaction of each, ascending, from 0
     dues_s: list[float]  # the same, by the publisher's commit alone
     until_s: float  # the last

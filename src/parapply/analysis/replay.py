@@ -180,7 +180,6 @@ class _Replay:
         heapq.heappush(self._events, (max(at_s, self._now_s), next(self._n_events), act))
 
     def _go_on(self) -> None:
-        """Go on to the next event, and let it happen."""
         slowdowns, executing = self._costs.slowdowns, self._executing
         slowdown = slowdowns[min(len(executing), len(slowdowns) - 1)]
         executed_s = self._now_s + (executing[0][0] - self._done_s) * slowdown if executing else inf
@@ -304,7 +303,6 @@ class _Replay:
             self._wait(self._closing.waited(self._open.batch, self._now_s))
 
     def _changed(self) -> None:
-        """Have intake look again: a worker is idle, or a batch has committed."""
         if self._state.is_idle and self._pause_end_s > self._now_s:
             self._pause_end_s = 0.0
             self._read_later(self._now_s)

@@ -254,7 +254,6 @@ def _latest(rows: Rows, runs: Rows) -> Plot:
 
 
 def _begin_s(row: dict[str, Any], column: str) -> float:
-    """Return when a state of a batch began, in seconds after its start."""
     whole_s = (row["at"] - row["first_at"]).total_seconds()
     if column == "execute_s":
         return 0.0

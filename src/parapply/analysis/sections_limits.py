@@ -197,7 +197,6 @@ def _speed_up(rows: Rows) -> Plot:
 
 
 def _times(row: dict[str, Any], name: str) -> float:
-    """Return the speed-up for that time."""
     return float(row["speed_up"] * row["seconds"] / row[name]) if row[name] else float(row["speed_up"])
 
 

@@ -65,8 +65,6 @@ class LoadedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """An entry of the manifest."""
-
     load: str  # whose rows count
     files: tuple[LoadedFile, ...]  # that they are of
     #: Of each kind of record, by day; None: an older version did not say, and had other folders.
@@ -198,7 +196,6 @@ class Store:
         return replace(entry, files=files)
 
     def _write_load(self, query: str, files: tuple[LoadedFile, ...], level: int = 0) -> _Entry:
-        """Write rows as a load, and open it."""
         load = f"{datetime.now(UTC).strftime(_STAMP)}-{uuid.uuid4().hex[:8]}"
         self.engine.write(query, self._folder_of(load))
         self.engine.open_stored(self._records, [self._folder_of(load)])
@@ -270,11 +267,7 @@ class Store:
             self._storage.remove(folder)
 
     def _merge(self, numbers: Sequence[int], folders: Sequence[str], level: int) -> None:
-        """Replace loads by one, written from their folders.
-
-        Raises:
-            ReportRefused: rows that were converted are missing, or as `load_files`.
-        """
+        """Replace loads by one, written from their folders; raise ReportRefused if rows are missing there."""
         self.engine.open_stored(self._records, folders)
         columns = ", ".join(name for name in stored_columns(self.engine.words) if name != LOAD)
         files = tuple(file for number in numbers for file in self._entries[number].files)

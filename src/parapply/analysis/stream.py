@@ -148,7 +148,6 @@ def stream_of(
 
 
 def _cut(one: Recorded, n_recorded: int, changes: int) -> int:
-    """Return the number of units of a batch."""
     if one.is_alone:
         return 1
     most = max(1, min(_MOST_OF_A_BATCH, _MOST_UNITS // n_recorded))
@@ -158,7 +157,6 @@ def _cut(one: Recorded, n_recorded: int, changes: int) -> int:
 
 
 def _shares(whole: int, n: int) -> Iterator[int]:
-    """Yield nearly equal parts of a number."""
     return (whole * (index + 1) // n - whole * index // n for index in range(n))
 
 
@@ -182,12 +180,7 @@ def _alone(recorded: Sequence[Recorded], place_of: dict[int, int]) -> list[bool]
 
 
 def _seen(recorded: Sequence[Recorded], counted: Counter[str]) -> tuple[list[set[int]], float]:
-    """Return what the log says of rows that a batch holds and a later one also changes.
-
-    Returns:
-        For each batch the places of earlier ones with which it shares the listed rows and no others. And
-        `LoggedStream.pairs`.
-    """
+    """Return for each batch the earlier ones with which it shares just the listed rows, and `LoggedStream.pairs`."""
     seen: list[set[int]] = []
     pairs, late_rows = 0, 0
     open_: list[int] = []

@@ -110,6 +110,5 @@ def trials(workers: int | None, order: Order, asked: Sequence[Change]) -> list[C
 
 
 def _half(sizes: Sequence[int | None], least: int = 1) -> int | None:
-    """Return half of the smallest size that is asked for; None: none is."""
     asked = [size for size in sizes if size]
     return max(least, min(asked) // 2) if asked else None

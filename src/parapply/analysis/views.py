@@ -104,11 +104,7 @@ class Scope:
         return "true" if self.slot is None else f"slot = '{self.slot}'"
 
     def __post_init__(self) -> None:
-        """Refuse what is no slot's name.
-
-        Raises:
-            ReportRefused: it is none.
-        """
+        """Refuse what is no slot's name."""
         if self.slot is not None and not _SLOT.fullmatch(self.slot):
             raise ReportRefused(
                 f"{self.slot!r} is no slot's name.", hint="they have lower-case letters, digits and underscores only"

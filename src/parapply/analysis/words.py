@@ -51,7 +51,6 @@ def in_short(tables: Tables) -> list[str]:
 
 
 def _incomplete(summary: dict[str, Any], gaps: Rows) -> str:
-    """Report records that are missing in the log, or duplicated."""
     texts = []
     if gaps:
         missing, where = sum(row["missing"] for row in gaps), number(len(gaps))

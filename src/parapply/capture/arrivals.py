@@ -95,8 +95,6 @@ def _ends(read: Read) -> Iterator[tuple[int, int, int]]:
 
 
 class _Counting:
-    """Counts changes when their transaction ends."""
-
     def __init__(self) -> None:
         self._number = 0  # of the open transaction
         self._xid = b""  # of the stream that is being sent; empty: none
@@ -104,7 +102,6 @@ class _Counting:
         self._streamed: dict[bytes, dict[bytes, int]] = {}
 
     def take(self, frames: Sequence[bytes]) -> int:
-        """Return the changes of the transactions that end in frames."""
         ended = 0
         for frame in frames:
             kind = frame[_KIND]

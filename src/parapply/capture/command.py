@@ -95,12 +95,7 @@ async def capture(config: Config, options: CaptureOptions) -> None:
 
 
 def _slot_name(options: CaptureOptions, found: CaptureFound | None) -> str:
-    """Return the name of the slot to read.
-
-    Raises:
-        ConfigError: no slot can have this name.
-        CaptureRefused: the folder is of another slot, or of a temporary one, which is gone.
-    """
+    """Return the slot to read; raise if none can be called so, or the folder is of another, or of one that is gone."""
     name = options.kept_slot or f"parapply_capture_{secrets.token_hex(6)}"
     check_slot_name(name)
     if found is None:
@@ -119,12 +114,7 @@ def _slot_name(options: CaptureOptions, found: CaptureFound | None) -> str:
 
 
 def _key(options: CaptureOptions, found: CaptureFound | None) -> Permutation | None:
-    """Return the replacements of `--redact`.
-
-    Raises:
-        ConfigError: the variable holds no key.
-        CaptureRefused: the capture was begun with another key, or one of the two is not redacted.
-    """
+    """Return the replacements of `--redact`; raise if the variable holds no key, or not the capture's."""
     if found is not None and options.is_redacted != (found.start.redaction is not None):
         is_what = "is not redacted" if options.is_redacted else "is redacted"
         raise CaptureRefused(
@@ -152,8 +142,6 @@ def _now_us() -> int:
 
 
 class _Run:
-    """One run of the command."""
-
     def __init__(
         self,
         config: Config,
@@ -173,7 +161,6 @@ class _Run:
         self._n_frames = 0
 
     async def begin(self, name: str, facts: slot.SourceFacts) -> list[int]:
-        """Note the start, and make the slot."""
         source = self._config.source
         refusals.check_server(facts)
         operations = await slot.check_publications(self._conn, source.publications)

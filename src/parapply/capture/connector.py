@@ -42,7 +42,6 @@ class CapturedConnector(Connector):
         lateness: Lateness,
         tables: Sequence[tuple[str, str]],
     ) -> None:
-        """Open nothing yet; the tables are the scratch target's, by schema and name."""
         super().__init__(config, share, takeover=False)
         self._tables = tables
         self._start_record = start

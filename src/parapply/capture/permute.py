@@ -97,7 +97,6 @@ class Permutation:
     """All replacements of one key."""
 
     def __init__(self, key: bytes) -> None:
-        """Take the key, of 32 to 64 bytes."""
         self._key = key
         self._tables: dict[tuple[str, int], list[int]] = {}
         self._short_text: Callable[[str], str] = lru_cache(_KEPT_VALUES)(self._text)

@@ -204,11 +204,7 @@ def _of_capture(config: Config, found: CaptureFound, *, has_rows: bool) -> Confi
 
 
 def _folder_of_logs() -> Path:
-    """Return the folder for logs that are needed until a run is done.
-
-    Raises:
-        ConfigError: it cannot be made, or may be another user's.
-    """
+    """Return the folder for logs of a run; raise ConfigError if it cannot be made, or may be another user's."""
     folder = Path(tempfile.gettempdir()) / f"parapply-replay-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -221,8 +217,6 @@ def _folder_of_logs() -> Path:
 
 
 class _Group(NamedTuple):
-    """A run that is asked for."""
-
     name: str
     config: Config
     server: dict[str, str]  # settings of the target's server
@@ -239,7 +233,6 @@ class _Replay:
         self.is_stopped = False
 
     async def all(self, runs: Sequence[_Group]) -> list[RunResult]:
-        """Do all runs that are not done."""
         results: list[RunResult] = []
         for run in [await self._checked(run) for run in runs]:
             if self.is_stopped:
@@ -249,12 +242,10 @@ class _Replay:
         return results
 
     async def known(self, runs: Sequence[_Group]) -> list[RunResult]:
-        """Return what is known of runs, and do none."""
         async with await connect.open_target(runs[0].config, "replay") as conn:
             return [await self._load(conn, run.name) or RunResult(settings=run.name) for run in runs]
 
     def outcome(self, results: list[RunResult], learnt: Learnt | None) -> ReplayOutcome:
-        """Return all results together."""
         done = [run for run in results if run.is_done]
         different = sorted({table for run in done for table, found in run.sums.items() if done[0].sums[table] != found})
         return ReplayOutcome(results, learnt, left_out(self._shapes), self.is_stopped, different)
@@ -312,7 +303,6 @@ class _Replay:
         return result
 
     async def _begin(self, name: str, scratch: Scratch, conn: settings.Connection) -> RunResult:
-        """Make the tables."""
         await scratch.empty()
         await self._forget_unfinished(conn)
         await scratch.make()
@@ -341,7 +331,6 @@ class _Replay:
         return ""
 
     async def _limit(self, conn: settings.Connection, config: Config, log: Path) -> str:
-        """Return the verdict of a run, in words."""
         if self._options.verdict is not None:
             try:
                 return self._options.verdict(log)

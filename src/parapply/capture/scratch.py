@@ -136,7 +136,6 @@ def _later_key(versions: Sequence[CapturedTable]) -> set[str]:
 
 
 def _key_of(table: CapturedTable) -> str:
-    """Return the name of the index that identifies rows, empty if none does."""
     is_primary = table.identity == "d"
     return next((one.name for one in table.indexes if (one.is_primary if is_primary else one.is_identity)), "")
 
@@ -314,7 +313,6 @@ class Scratch:
 
 
 def _indexes(table: CapturedTable, name: str) -> Iterator[str]:
-    """Yield the statements that make a table's indexes."""
     for index in table.indexes:
         if index.method not in _METHODS:
             continue

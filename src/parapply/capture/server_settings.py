@@ -90,7 +90,6 @@ def _fixed(name: str, value: str, context: str, now: str) -> ConfigError:
 
 
 async def _tried(conn: settings.Connection, name: str, value: str) -> str:
-    """Return the value as the server writes it."""
     try:
         async with conn.transaction(force_rollback=True):
             ((shown,),) = await rows(conn, _TRY, [name, value])

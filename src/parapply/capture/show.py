@@ -89,7 +89,6 @@ def _at(seconds: int) -> str:
 
 
 def _cells(one: dict[str, Any]) -> list[str]:
-    """Return when and for how long a run or a prediction is late, of what `_late` returns."""
     if "most_late_s" not in one:
         return ["", "", ""]
     since = f"{one['late_minutes']} min since {one['late_since']}" if one["late_since"] else "never"

@@ -140,7 +140,6 @@ class CapturedStream:
     """One reading of a capture. Only the leader uses it; the methods without a word are as of `SlotStream`."""
 
     def __init__(self, read: Read, lateness: Lateness) -> None:
-        """Read nothing yet; `begin` gives the LSN."""
         self._read = read
         self._lateness = lateness
         self._loop = asyncio.get_running_loop()

@@ -255,7 +255,6 @@ def _identity(row: tuple[Any, ...]) -> Identity:
 
 
 def _relation(table: PublishedTable, identity: Identity) -> Relation:
-    """Return what the stream would announce of a table."""
     is_full = identity.replica_identity == "f"
     columns = [
         Column(name=name, type_oid=oid, type_modifier=modifier, is_key=is_full or name in identity.columns)

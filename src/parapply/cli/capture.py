@@ -199,11 +199,7 @@ def _draw(outcome: ReplayOutcome, forecasts: Sequence[Forecast | None], late_aft
 
 
 def _changes(groups: Sequence[Sequence[str]], *, is_first_enough: bool) -> list[Change]:
-    """Return how the settings of each group differ from the first one's.
-
-    Raises:
-        click.UsageError: nothing is to be predicted, or a difference cannot be.
-    """
+    """Return how each group's settings differ from the first one's; raise UsageError if none can be predicted."""
     from parapply.analysis.changes import change_between  # noqa: PLC0415
 
     first, *others = [dict([pair.split("=", 1) for pair in group]) for group in groups]
@@ -229,7 +225,6 @@ def _trials(read: Callable[[Sequence[str]], Config], pairs: Sequence[str], chang
 
 
 def _with(pairs: Sequence[str], change: Change) -> list[str]:
-    """Return settings, changed."""
     from parapply.analysis.changes import SETTINGS  # noqa: PLC0415
 
     values = {SETTINGS[name]: value for name in SETTINGS if (value := getattr(change, name)) is not None}
@@ -267,11 +262,7 @@ def _forecasts(
 
 
 def _settings(groups: Sequence[str]) -> list[list[str]]:
-    """Return the settings of each run; a single run without any if no group is given.
-
-    Raises:
-        click.UsageError: one is not KEY=VALUE, or a quote is not closed.
-    """
+    """Return the settings of each run, none of a single run without a group; raise UsageError if one is malformed."""
     found = []
     for group in groups:
         try:

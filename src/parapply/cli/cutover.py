@@ -169,7 +169,6 @@ def _of_several(found: Several, others: list[Config], how: CutoverOptions, *, is
 
 
 def _chosen(options: dict[str, Any]) -> list[str]:
-    """Return the options about several databases as they were given."""
     named = [("--include-databases", options["included"]), ("--exclude-databases", options["excluded"])]
     words = [word for option, names in named for name in names for word in (option, name)]
     return [*(["--all-databases"] if options["is_all"] else []), *words]

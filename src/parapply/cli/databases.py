@@ -19,7 +19,6 @@ _PROVIDERS = click.Choice([provider.value for provider in Provider])
 
 
 def _heading(config: Config) -> None:
-    """Print the slot that the lines below are about."""
     click.echo(f"slot {config.source.slot}:")
 
 

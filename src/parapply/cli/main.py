@@ -60,11 +60,9 @@ class _Commands(click.Group):
     """Imports the commands of `_LATER` when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
         return sorted([*super().list_commands(ctx), *_LATER])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of a name."""
         if cmd_name not in _LATER:
             return super().get_command(ctx, cmd_name)
         module, name = _LATER[cmd_name]

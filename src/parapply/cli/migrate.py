@@ -177,8 +177,6 @@ def _show(found: Several, *, as_json: bool) -> int:
 
 
 class _Several:
-    """Several databases of one command."""
-
     def __init__(self, found: Several, how: MigrateOptions, options: dict[str, Any], log_folder: Path | None) -> None:
         if MigrationStep.FOLLOW in {how.only, how.first, how.last}:
             raise click.UsageError(f"{MigrationStep.FOLLOW} is of one database: `parapply run` follows several")

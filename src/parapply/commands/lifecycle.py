@@ -98,7 +98,6 @@ def _applied(found: state.SlotState | None) -> str:
 
 
 async def _look(config: Config, ends: Connections) -> tuple[slot.SourceFacts, state.SlotState | None]:
-    """Return the slot as both ends know it."""
     schema, name = config.target.state_schema, config.source.slot
     facts = await slot.inspect(ends.source, name)
     if not await state.has_schema(ends.target, schema):
@@ -181,11 +180,7 @@ async def _drop_schema(target: settings.Connection, schema: str) -> None:
 
 
 async def _check_removable(target: settings.Connection, schema: str, slot_id: int, name: str) -> None:
-    """Refuse a removal while the slot exists, if the target would refuse it later or nothing could take it back later.
-
-    Raises:
-        TargetRefused: a privilege is missing, another role prepared a transaction, or a cut-over is under way.
-    """
+    """Refuse a removal while the slot exists, if the target would refuse it when nothing could take it back."""
     cutover = await cutovers.read(target, schema, slot_id)
     if cutover is not None and cutover.holds_others:
         raise TargetRefused(

@@ -112,8 +112,6 @@ async def _has_daemon(conn: Connection, slot_id: int) -> bool:
 
 
 class _Asking:
-    """One request to one daemon."""
-
     def __init__(  # noqa: PLR0913, PLR0917  one place makes it
         self, asking: Connection, keeping: Connection, schema: str, slot_id: int, slot_name: str, deadline_s: float
     ) -> None:
@@ -126,11 +124,9 @@ class _Asking:
         self._request_id = 0
 
     async def ask(self, lsn: int | None, *, stands: bool) -> None:
-        """Write the request."""
         self._request_id = await requests.ask(self._asking, self._schema, self._slot_id, lsn, stands=stands)
 
     async def go(self, lsn: int) -> None:
-        """Send a paused daemon to a position."""
         await requests.answer(self._asking, self._schema, self._slot_id, self._request_id, "go", lsn=lsn)
 
     async def wait_for(self, wanted: str) -> SnapshotRequest:
@@ -182,7 +178,6 @@ class _Asking:
         )
 
     async def withdraw(self) -> None:
-        """Remove the request; with the session gone the daemon does it."""
         if self._request_id and not self._asking.closed:
             try:
                 await asyncio.shield(requests.withdraw(self._asking, self._schema, self._slot_id, self._request_id))

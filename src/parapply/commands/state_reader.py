@@ -85,20 +85,17 @@ class StateReader:
     """Keeps its connections open between two looks; as a context manager it closes them."""
 
     def __init__(self, config: Config) -> None:
-        """Open no connection yet; the source is asked if source.dsn is set."""
         self._config = config
         self._name = f"parapply status {config.source.slot}"
         self._target: settings.Connection | None = None
         self._source: slot.Connection | None = None
 
     async def __aenter__(self) -> Self:
-        """Return it."""
         return self
 
     async def __aexit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Close what is open."""
         await self._close()
 
     async def _close(self) -> None:

@@ -266,7 +266,6 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
 
 
 def _tables(tables: list[dict[str, Any]]) -> Table:
-    """Return how each table is applied, in figures."""
     shown = _grid("table", "lane", "rows", "waits", "retries")
     for column in (2, 3, 4):
         shown.columns[column].justify = "right"

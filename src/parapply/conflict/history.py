@@ -54,7 +54,6 @@ class ConflictHistory:
     """The history of one slot. Holds nothing but names."""
 
     def __init__(self, schema: str, slot_id: int) -> None:
-        """Keep the names."""
         self._schema = schema
         self._slot_id = slot_id
         self._write = in_schema(_WRITE, schema).as_string(None)

@@ -76,7 +76,6 @@ class ConflictStop(Exception):
     """A conflict whose policy stops the transaction; the target transaction must be rolled back."""
 
     def __init__(self, conflict: Conflict, failure: StatementFailed, command: Command, why: str = "") -> None:
-        """Keep the conflict, the failure by which it was noticed, and why the policy could not do what it says."""
         super().__init__(conflict.type.value)
         self.conflict = conflict
         self.failure = failure

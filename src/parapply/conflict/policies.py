@@ -28,7 +28,6 @@ class Rules:
     """Never written after it is made."""
 
     def __init__(self, config: ConflictConfig) -> None:
-        """Read the section."""
         self._common: dict[ConflictType, Policy] = {kind: Policy(getattr(config, kind.value)) for kind in _TYPES}
         self._tables: dict[str, dict[ConflictType, Policy]] = {
             name: {

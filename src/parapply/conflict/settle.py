@@ -206,11 +206,7 @@ class Settler:
                 self._settled[number, kind] = msgspec.structs.replace(conflict, outcome=done)
 
     async def _look(self, change: RowChange, failure: StatementFailed) -> tuple[Conflict, bool] | None:
-        """Return the conflict that a failure means; None if nothing is left in the way.
-
-        Raises:
-            StatementFailed: the failure itself, if it is no conflict.
-        """
+        """Return the conflict that a failure means, None if nothing is in the way now; raise it if it is none."""
         subject = await self._local.subject(change) if change.operation != "insert" else None
         if failure.sqlstate == _UNIQUE:
             return await self._look_for_rows_in_the_way(change, subject, failure)

@@ -43,7 +43,6 @@ class Skips:
         self._commits: dict[int, int] = {}
 
     def __bool__(self) -> bool:
-        """Return whether any is wanted."""
         return bool(self._ends)
 
     def find(self, commit_lsn: int, end_lsn: int) -> int | None:

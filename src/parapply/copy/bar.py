@@ -83,7 +83,6 @@ class Bar:
         self._tables: dict[str, None] = {}
 
     def __enter__(self) -> Self:
-        """Begin to show."""
         if self._progress:
             self._progress.start()
         return self

@@ -266,11 +266,7 @@ class _Copy:
         self._schema = config.target.state_schema
 
     async def begin(self, tables: Sequence[PublishedTable], have_run: Collection[int] | None) -> state.SlotState | None:
-        """Make the slot and copy from its own snapshot: the stream begins where the copy ends.
-
-        Returns:
-            The slot, where the copy pauses.
-        """
+        """Make the slot and copy from its own snapshot, where the stream begins; return the slot if the copy pauses."""
         schema, login = self._schema, self._config.source.login
         shapes = await on_target.shapes(self._target, [table.here() for table in tables])
         async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, self._name) as snapshot:
@@ -441,7 +437,6 @@ class _Copy:
         return found, await self.known(found.slot_id, published), published
 
     def chosen(self, known: copies.Copies, published: Sequence[PublishedTable]) -> list[PublishedTable]:
-        """Return the tables to copy."""
         paused = {row.name for row in known.tables if row.is_paused}
         if self._options.tables:
             named = _named(self._config, self._options.tables, published)

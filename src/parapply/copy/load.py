@@ -351,7 +351,6 @@ class CopyLoad:
             self._watcher.table_done(published, table.rows, table.size_bytes)
 
     async def _note_moved(self, tables: Sequence[_Table]) -> None:
-        """Note the progress of the tables of which rows have come."""
         moved = [table for table in tables if table.has_moved]
         for table in moved:
             table.has_moved = False

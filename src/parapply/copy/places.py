@@ -86,7 +86,6 @@ class Access:
     """The access of one database to the places."""
 
     def __init__(self, places: Places, rank: int = 0) -> None:
-        """Take nothing yet; 0 is the first rank."""
         self.limit = places.limit
         self.connections = places.connections
         self._places = places

@@ -145,7 +145,6 @@ async def _read(conn: Connection, publications: Sequence[str]) -> list[Published
 
 
 def _mapped(tables: Sequence[PublishedTable], mapping: MappingConfig) -> list[PublishedTable]:
-    """Return tables with their names on the target."""
     found: dict[Name, list[PublishedTable]] = {}
     placed = []
     for table in tables:
@@ -254,7 +253,6 @@ def _table(
 
 
 async def _columns(conn: Connection, oids: Sequence[int]) -> dict[int, list[_Column]]:
-    """Return the columns of tables, in their order."""
     query: LiteralString = """
         SELECT attrelid::bigint, attname, atttypid::bigint, atttypmod, attgenerated = '' FROM pg_catalog.pg_attribute
          WHERE attrelid = ANY ($1::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum"""
@@ -265,7 +263,6 @@ async def _columns(conn: Connection, oids: Sequence[int]) -> dict[int, list[_Col
 
 
 async def _keys(conn: Connection, oids: Sequence[int]) -> dict[int, tuple[str, ...]]:
-    """Return the columns of the replica identity's index, or else of the primary key, of tables that have one."""
     query: LiteralString = """
         SELECT DISTINCT ON (i.indrelid) i.indrelid::bigint, array_agg(a.attname::text ORDER BY k.n)
           FROM pg_catalog.pg_index AS i

@@ -83,11 +83,7 @@ async def until_free(config: Config) -> None:
 
 
 async def _watch(config: Config, slot_id: int) -> None:
-    """Look until the copy is to be interrupted.
-
-    Raises:
-        CopyPaused, WalLimitReached: the reason.
-    """
+    """Look until the copy is to be interrupted; raise CopyPaused or WalLimitReached, the reason."""
     limit = retention.wal_limit(config.source)
     is_told = False
     async with connect.open_both(config, "guard") as ends:

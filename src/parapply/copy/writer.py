@@ -32,7 +32,6 @@ class Writer:
     """One session."""
 
     def __init__(self, conn: settings.Connection, snapshot: SourceSnapshot, *, stamps: bool) -> None:
-        """Take over an open session; see `Writers.open`."""
         self.conn = conn
         self._stamps = stamps
         self._snapshot = [format_lsn(snapshot.lsn), str(snapshot.time_us)]

@@ -26,7 +26,6 @@ class ClientSessions:
     """The sessions that write on the source, and those that will on the target."""
 
     def __init__(self, source: Connection, look: CutoverLook, command: str) -> None:
-        """Change nothing yet."""
         self._source = source
         self._look = look
         self._command = command

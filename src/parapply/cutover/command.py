@@ -114,8 +114,6 @@ async def _lock(conn: slot.Connection, slot_id: int) -> None:
 
 
 class _Cutover:
-    """One call of the command."""
-
     def __init__(
         self, pair: Pair, options: CutoverOptions, row: cutovers.Cutover | None, meeting: Meeting, name: str
     ) -> None:
@@ -152,7 +150,6 @@ class _Cutover:
             self._meeting.leave()
 
     async def run(self) -> int:
-        """Do what is left to do."""
         row = self._notes.found
         if row is not None and row.is_done:
             click.echo(f"slot {self._forward.source.slot!r} was cut over already; nothing to do")
@@ -228,11 +225,7 @@ class _Cutover:
     # Checks before anything is made.
 
     async def _check(self) -> None:
-        """Check everything that can be checked, print it, and refuse.
-
-        Raises:
-            SourceRefused, TargetRefused: what would fail; all but the last are printed already.
-        """
+        """Check everything that can be checked, and print it; raise the last reason why it would fail."""
         forward = self._forward
         tables = await published_tables(self._ahead.source, forward.source.publications, forward.mapping)
         known = self._notes.found

@@ -75,8 +75,6 @@ _PREPARED: Final = (
 
 
 class _Session(msgspec.Struct, frozen=True):
-    """A session that would be ended."""
-
     pid: int
     role: str
     began_at: datetime | None  # None where this role may not see it

@@ -24,7 +24,6 @@ class Meeting:
     """The cut-overs of one command; a single one waits for none."""
 
     def __init__(self, names: Collection[str] = ("",)) -> None:
-        """Expect all at the first place."""
         self._n_expected = len(names)
         #: More than one database is cut over.
         self.is_shared = len(names) > 1

@@ -40,7 +40,6 @@ class Place(NamedTuple):
     dbname: str
 
     def __str__(self) -> str:
-        """Return it for people."""
         return f"{self.dbname} at {self.host or 'its socket'}, port {self.port}"
 
 
@@ -71,7 +70,6 @@ class Pooler:
         self._session: Session | None = None
 
     def __str__(self) -> str:
-        """Return it for people."""
         return f"{self.database!r} of the pooler at {self.dsn}"
 
     async def close(self) -> None:
@@ -154,12 +152,7 @@ class Pooler:
         return True
 
     async def _ask(self, command: str, limit_s: float | None = None) -> list[dict[str, str | None]]:
-        """Run a command and return its rows by column.
-
-        Args:
-            command: of the console.
-            limit_s: of a command that may take long; TimeoutError after it.
-        """
+        """Run a command of the console and return its rows by column; raise TimeoutError after the limit."""
         try:
             async with asyncio.timeout(limit_s or _ANSWER_S):
                 if self._session is None:

@@ -66,7 +66,6 @@ def rewrite(path: Path, database: str, words: Mapping[str, str | None]) -> None:
 
 
 def _find(path: Path, database: str) -> tuple[list[str], int]:
-    """Return the lines of the file, and the number of the one of a database."""
     try:
         # Not as text, which would lose the ends of lines that Windows writes.
         lines = path.read_bytes().decode("utf-8", "surrogateescape").split("\n")

@@ -334,7 +334,6 @@ def _toml(value: Any) -> str:  # noqa: ANN401  what a configuration holds
 
 
 def _way_in(login: Login) -> dict[str, str]:
-    """Return the keys of an end, without its password."""
     command = {} if login.command is None else {"password_command": str(login.command)}
     return {"dsn": without_secrets(login.dsn), **command}
 

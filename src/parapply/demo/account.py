@@ -92,7 +92,6 @@ def _parts(tree: Path) -> dict[Path, Path]:
 
 
 def _tree_bytes(part: Path) -> int:
-    """Return the size of the files in a directory, in bytes."""
     return sum(path.lstat().st_size for path in part.rglob("*") if path.is_file())
 
 

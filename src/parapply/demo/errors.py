@@ -14,6 +14,5 @@ class DemoError(ParapplyError):
     exit_code = 2
 
     def __init__(self, message: str = "", *, hint: str = "", sqlstate: str = "") -> None:
-        """Keep the message, the hint and what the server called it."""
         super().__init__(message, hint=hint)
         self.sqlstate = sqlstate

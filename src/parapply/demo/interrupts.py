@@ -31,7 +31,6 @@ class Interrupts:
         self._is_over = False
 
     def __enter__(self) -> Self:
-        """Take the signals over."""
         # A hang-up that `nohup` made ignored stays so.
         is_immune = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         numbers = [number for number in _SIGNALS if not (is_immune and number == signal.SIGHUP)]
@@ -39,7 +38,6 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the signals back."""
         for number, handler in self._previous.items():
             # A handler that was not set from Python reads as None and cannot be set again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

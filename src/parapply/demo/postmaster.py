@@ -57,7 +57,6 @@ class Guardian:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Start watching."""
         shell = shutil.which("sh") or "/bin/sh"
         self._process = subprocess.Popen(  # noqa: S603 - constant script, the directory is an argument
             [shell, "-c", _GUARDIAN_SCRIPT, "guardian", directory],
@@ -159,7 +158,6 @@ class SharedMemory:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a file that may be gone."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

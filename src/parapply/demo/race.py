@@ -62,8 +62,6 @@ class Watch(Protocol):
 
 
 class _NoWatch:
-    """Watches nothing."""
-
     def begin(self) -> None:
         """Do nothing."""
 

@@ -43,7 +43,6 @@ class PgServer(Cluster):
     _last_refusal = ""
 
     def __enter__(self) -> Self:
-        """Make and start the server."""
         self.init()
         try:
             self.start()

@@ -104,8 +104,6 @@ class HealOutcome(NamedTuple):
 
 
 class _Tables(msgspec.Struct, frozen=True, kw_only=True):
-    """The published tables, by what is to be done with them."""
-
     compared: list[PublishedTable]
     begun: frozenset[int]  # of these, by OID: their first copy was interrupted
     left: list[str]  # lines about others
@@ -173,12 +171,7 @@ async def begin(
 
 
 async def _own(config: Config, ends: connect.Connections, slot_id: int, wait_s: float) -> None:
-    """Take both locks of the slot, and wait for sessions of who held them before.
-
-    Raises:
-        LeaseHeld: a daemon or a copy runs.
-        SourceRefused, SourceLost, TargetRefused, TargetLost: the target is cut over, or an end is away.
-    """
+    """Take both locks of the slot, and wait for sessions of who held them before; raise LeaseHeld if one works."""
     for lock_class in (lease.LOCK_CLASS, lease.COPY_LOCK_CLASS):
         await lease.take_lease(ends.target, slot_id, wait_s, lock_class=lock_class)
         await lease.fence(ends.target, slot_id, lambda _: None, lock_class=lock_class)
@@ -318,11 +311,7 @@ class HealRun:
         return readers
 
     async def _until_followed(self, tables: Sequence[PublishedTable]) -> None:
-        """Return, in a two-way pair, when all that the target's snapshot shows was sent on.
-
-        Raises:
-            TargetRefused: a slot of the target is not read.
-        """
+        """Return, in a two-way pair, once all of the target's snapshot was sent on; refuse a slot that is not read."""
         names = [table.here().full_name for table in tables]
         if self._config.source.origin != "none" or not (slots := await origins.followers(self._target, names)):
             return
@@ -379,7 +368,6 @@ class HealRun:
         self._voice.say(f"{len(left)} of {len(tables.compared)} tables differ; {n_rows:,} rows to copy or delete")
 
     def _check_budget(self, left: Sequence[HealPlan]) -> None:
-        """Refuse more rows than are allowed."""
         n_rows = sum(plan.n_rows for plan in left)
         if n_rows > self._options.max_rows:
             raise TargetRefused(

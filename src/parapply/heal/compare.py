@@ -102,7 +102,6 @@ class TableComparison:
         max_rows: int,
         bar: Bar,
     ) -> None:
-        """Keep the sessions; no more than `max_rows` keys of a table, and one, are kept."""
         self._source = source[0]
         self._target = target[0]
         self._ends = VerifyEnd(source, is_source=True), VerifyEnd(target, is_source=False)

@@ -82,7 +82,6 @@ def _number(number: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a label's value as written between quotes: names of tables may hold anything."""
     if "\\" in text or '"' in text or "\n" in text:
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return text

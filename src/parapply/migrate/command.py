@@ -87,8 +87,6 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Run:
-    """One command."""
-
     def __init__(self, config: Config, options: MigrateOptions, screen: Screen, access: Access) -> None:
         self._config = config
         self._options = options
@@ -394,7 +392,6 @@ class _Run:
         return f"{len(known.tables):,} tables, {n_rows:,} rows, {size_bytes:,} bytes"
 
     async def _rows_before(self, slot_id: int) -> int:
-        """Return the rows of an interrupted copy that are not copied again."""
         schema = self._config.target.state_schema
         known = (await copies.load(self._ends.target, schema, slot_id)).tables
         complete = [row for row in known if row.state == CopyState.COPIED]

@@ -39,7 +39,6 @@ class Daemon:
     """A daemon that was started here, or one that ran already."""
 
     def __init__(self, process: subprocess.Popen[bytes] | None, log: Path | None) -> None:
-        """Keep it; None: another command or service has started it."""
         self._process = process
         self._log = log
 

@@ -262,11 +262,7 @@ async def _set(target: TargetConnection, name: str, facts: DatabaseFacts, known:
 async def _known_roles(
     target: TargetConnection, owner: str, grants: Sequence[Grant], choice: Choice, *, reader: str | None
 ) -> frozenset[str]:
-    """Return the target's roles.
-
-    Raises:
-        TargetRefused: one is missing that owns or has privileges. The one that reads here needs none there.
-    """
+    """Return the target's roles; refuse if one lacks that owns or has privileges, but for the role that reads here."""
     known = await _names(target, "roles", "SELECT rolname FROM pg_catalog.pg_roles")
     wanted = [owner] if choice.has_owners else []
     if choice.has_privileges:

@@ -55,7 +55,6 @@ class Noter:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Begin to note and to serve."""
         task = asyncio.create_task(self._run(), name="migrate-notes")
         self._stack.push_async_callback(self._close)
         self._stack.push_async_callback(end_tasks, [task])
@@ -63,7 +62,6 @@ class Noter:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End both."""
         await self._stack.aclose()
 
     async def _close(self) -> None:

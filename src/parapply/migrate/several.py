@@ -85,8 +85,6 @@ async def migrate(members: Mapping[str, Member], *, is_dry: bool) -> tuple[dict[
 
 
 class _Several:
-    """One command."""
-
     def __init__(self, members: Mapping[str, Member]) -> None:
         self._members = {
             # The endpoint is of a single database.
@@ -121,7 +119,6 @@ class _Several:
         return sorted(self._facts, key=lambda name: (-self._facts[name].size_bytes, name))
 
     def _by_servers(self) -> Iterator[list[str]]:
-        """Yield the databases of each pair of servers."""
         found = defaultdict(list)
         for name in self._facts:
             config = self._members[name].config
@@ -131,7 +128,6 @@ class _Several:
 
     @asynccontextmanager
     async def _outcome(self, *names: str) -> AsyncIterator[None]:
-        """Note an error as the end of databases."""
         try:
             yield
         except ParapplyError as error:
@@ -239,7 +235,6 @@ class _Several:
 
 
 def _name_there(config: Config) -> str:
-    """Return the name of the target's database."""
     parameters = conninfo_to_dict(config.target.login.dsn)
     name = parameters.get("dbname")
     if not isinstance(name, str):

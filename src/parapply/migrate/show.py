@@ -41,7 +41,6 @@ class Screen:
     """Display of all steps."""
 
     def __init__(self, *, as_json: bool, database: str | None = None) -> None:
-        """Show nothing yet; the documents of one database among several name it."""
         self._of = {} if database is None else {"database": database}
         #: The latest step and its state.
         self.latest = ("", "")

@@ -183,14 +183,7 @@ class Leader:
     """Owns the apply log of one slot; everything else belongs to the process or to an epoch."""
 
     def __init__(self, reloader: Reloader, until: Until, host: Host, *, takeover: bool) -> None:
-        """Start nothing.
-
-        Args:
-            reloader: of the slot's configuration.
-            until: where to end.
-            host: of the process.
-            takeover: end another daemon's sessions on the target.
-        """
+        """Start nothing; `takeover` ends another daemon's sessions on the target."""
         self._reloader = reloader
         #: Written between two epochs only.
         self._config = config = reloader.config

@@ -111,7 +111,6 @@ class Epoch:
         figures: Figures,
         health: Health,
     ) -> None:
-        """Make every part; start nothing."""
         self._share = share
         self._figures = figures
         self._health = health
@@ -535,7 +534,6 @@ class Epoch:
 
 
 def _count(figures: Figures, job: Job) -> None:
-    """Add a job that the target has just acknowledged: once for each target transaction, nothing for a change."""
     if isinstance(job, SetJob) and job.mode is Mode.ROWS:
         figures.transactions[Mode.ROWS] += job.n_in_order
         figures.transactions[Mode.SET] += job.counts.n_transactions - job.n_in_order

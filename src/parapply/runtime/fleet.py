@@ -99,12 +99,10 @@ class _Slot:
 
     @property
     def name(self) -> str:
-        """Return the slot's name."""
         return self.database.config.source.slot
 
     @property
     def parts(self) -> Parts | None:
-        """Return the parts of the present epoch, None between two."""
         view = None if self.leader is None else self.leader.view
         return None if view is None else view.gauges.parts
 
@@ -114,14 +112,12 @@ class _Slot:
         return bool(self.exit_code) or self.report()["state"] != DaemonState.STARTING
 
     def report(self) -> dict[str, Any]:
-        """Return the answer of /healthz for this slot."""
         view = None if self.leader is None else self.leader.view
         report = {"slot": self.name, "live": True, "ready": False, "state": DaemonState.STARTING, "reason": "",
                   "lag_s": None} if view is None else view.health.report()  # fmt: skip
         return {"database": self.database.name, **report}
 
     def shown(self) -> FleetSlot:
-        """Return the slot for the endpoint."""
         return FleetSlot(self.name, self.report(), None if self.leader is None else self.leader.view)
 
     def stop(self) -> None:
@@ -211,8 +207,6 @@ class _Slot:
 
 
 class _FleetDaemon:
-    """Owns the signals, the endpoint, the totals and the slots."""
-
     def __init__(
         self, fleet: Fleet, load: Callable[[], Config | Fleet], until: Until, *, takeover: bool, heal: Heal
     ) -> None:

@@ -75,13 +75,11 @@ def changed(old: Config, new: Config) -> set[str]:
 
 
 def _values(config: Config) -> dict[str, object]:
-    """Return all values by dotted key."""
     sections = msgspec.structs.asdict(config).items()
     return {f"{name}.{key}": value for name, part in sections for key, value in msgspec.structs.asdict(part).items()}
 
 
 def _with(old: Config, new: Config, keys: set[str]) -> Config:
-    """Return the old configuration with the new values of some dotted keys."""
     sections = {}
     for name, part in msgspec.structs.asdict(new).items():
         taken = {key: value for key, value in msgspec.structs.asdict(part).items() if f"{name}.{key}" in keys}

@@ -202,11 +202,7 @@ class Connector:
         return max(1, int(lock_places / part))
 
     async def _tell_without_table(self, source: slot.Connection) -> None:
-        """Log once that a section of the configuration names a table that is not published.
-
-        Raises:
-            SourceLost: the connection broke.
-        """
+        """Log once that a section of the configuration names a table that is not published."""
         config = self._config
         mapping = config.mapping
         if not (config.apply.tables or config.conflict.tables or mapping.tables or mapping.schema_only):
@@ -237,12 +233,7 @@ class Connector:
             )
 
     async def _check_ddl_role(self, control: settings.Connection) -> None:
-        """Refuse a role for commands of the publisher that this one may not take.
-
-        Raises:
-            TargetRefused: it may not, or there is no such role.
-            TargetLost: the connection broke.
-        """
+        """Refuse a role for commands of the publisher that this one may not take, or that does not exist."""
         ddl = self._config.ddl
         if ddl.apply and ddl.role and ddl.role != SAME_ROLE:
             with settings.target_errors(f"ddl.role = {ddl.role!r}"):
@@ -250,11 +241,7 @@ class Connector:
                     await control.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(ddl.role)))
 
     async def _may_change_role(self, control: settings.Connection) -> bool:
-        """Return whether foreign keys are enforced, and could be left to a query of ours.
-
-        Raises:
-            TargetLost: the connection broke.
-        """
+        """Return whether foreign keys are enforced, and could be left to a query of ours."""
         if self._config.target.session_replication_role != "origin":
             return False
         with settings.target_errors("asking for session_replication_role"):
@@ -324,7 +311,6 @@ class Connector:
         source: slot.Connection,
         stream: SlotStream,  # noqa: ARG002  of a capture, which has no other source
     ) -> AskPosition:
-        """Return the question for the publisher's position."""
         return lambda: slot.position(source)
 
     async def _control_pool(
@@ -369,11 +355,7 @@ class Connector:
         return facts, found, await slot.check_publications(source, config.source.publications)
 
     async def _prepared(self, control: settings.Connection, slot_id: int) -> dict[int, tuple[str, int]]:
-        """Return the transactions prepared on the target; refuse if they cannot go on, or could not begin.
-
-        Raises:
-            TargetRefused: two_phase is on and nothing can be prepared, or off and something is.
-        """
+        """Return the transactions prepared on the target; refuse if they cannot go on, or could not begin."""
         is_two_phase = self._config.source.two_phase
         if is_two_phase:
             await prepared.check_possible(control)
@@ -500,12 +482,7 @@ class Connector:
         return stream
 
     async def _check_history(self, conn: slot.Connection, facts: slot.SourceFacts, found: state.SlotState) -> None:
-        """Refuse a publisher that was put back to an older state, and has written since, where its slot is behind.
-
-        Raises:
-            SourceRefused: it was.
-            SlotBusy, SourceLost: it cannot be asked now.
-        """
+        """Refuse a publisher that was put back to an older state, and has written since, where its slot is behind."""
         source = self._config.source
         slot_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
         # A server that has served this daemon since its start was not put back.

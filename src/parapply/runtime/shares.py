@@ -43,12 +43,6 @@ class SharedSlot:
     """The share of one slot of a fleet, and the facts that it is divided by."""
 
     def __init__(self, apply: ApplyConfig, memory_limit_bytes: int) -> None:
-        """Begin with the slot's own part.
-
-        Args:
-            apply: settings of the slot.
-            memory_limit_bytes: bytes of changes that it may hold at most.
-        """
         self._pressed_s = self._full_s = -_CLAIM_S
         self._set(apply, memory_limit_bytes)
         self.share = Share(

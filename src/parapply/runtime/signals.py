@@ -29,7 +29,6 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        """Nothing is asked for."""
         self.end = asyncio.Event()
         self.abort = asyncio.Event()
         self.is_stop = False

@@ -63,15 +63,7 @@ class WorkerSessions:
     def __init__(
         self, config: Config, slot_id: int, leader_pid: int, pids: list[int], server: settings.TargetSettings
     ) -> None:
-        """Open nothing yet.
-
-        Args:
-            config: in force.
-            slot_id: of the state.
-            leader_pid: server process that holds the lease.
-            pids: gets the server process of each open session.
-            server: the target's.
-        """
+        """Open nothing yet; `pids` gets the server process of each open session, `leader_pid` holds the lease."""
         self._pids = pids
         self._open: dict[int, WorkerSession] = {}
         self._shares_origin = server.shares_origins

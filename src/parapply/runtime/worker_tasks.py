@@ -62,7 +62,6 @@ class WorkerTasks:
         control_pool: ControlPool,
         scaling: Scaling | None,
     ) -> None:
-        """Start nothing yet; `scaling` is None where the number is fixed."""
         self._pool = pool
         self._sessions = sessions
         self.kit = kit

@@ -186,8 +186,6 @@ def _check_may_clean(options: SeedOptions, found: state.SlotState) -> None:
 
 
 class _Run:
-    """One command on a copy that has no state of the slot."""
-
     def __init__(
         self, config: Config, options: SeedOptions, ends: connect.Connections, facts: slot.SourceFacts
     ) -> None:
@@ -235,12 +233,7 @@ class _Run:
         return joint.joint(copy, self.facts.timeline, history)
 
     async def _check_slot(self, place: joint.Joint) -> None:
-        """Refuse a slot that does not bring all that the copy lacks.
-
-        Raises:
-            SourceRefused, SlotLost: it does not.
-            SlotBusy, SourceLost: a process reads it, or the publisher cannot be asked.
-        """
+        """Refuse a slot that does not bring all that the copy lacks."""
         facts, name = self.facts, self._name
         if facts.slot is None:
             raise SourceRefused(

@@ -296,12 +296,7 @@ class CatchUpStream:
             self._log.info("catch_up_readers_reduced", readers=number - 1, reason=str(refused))
 
     async def _read_ranges(self, reader: RangeReader, number: int | None = None) -> None:
-        """Read one range after the other, until the last one is known.
-
-        Args:
-            reader: with a free session.
-            number: of the range that was asked for.
-        """
+        """Read one range after the other, from this one on that was asked for, until the last one is known."""
         while number is not None or (number := await self._ask(reader)) is not None:
             try:
                 end = await reader.read(partial(self._take, number))

@@ -31,7 +31,6 @@ class RangeFront:
     """Written by the reader that asks, one at a time, and by each that has read."""
 
     def __init__(self, plan: CatchUp) -> None:
-        """Begin with what is not on the target."""
         self._plan = plan
         self.lsn = plan.start_lsn
         #: The slot, or the copy that reads the range before: the next range is read from a copy of this one.

@@ -26,11 +26,7 @@ class RangeOrder:
     """Written by the readers (`begin`, `add`, `end`) and by intake (`take`)."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """Begin before the first range.
-
-        Args:
-            limit_bytes: of frames held; each reader goes beyond it by one read at most.
-        """
+        """Begin before the first range; each reader goes beyond the limit of bytes held by one read at most."""
         self._limit_bytes = limit_bytes
         #: Frames with their bytes on the wire, and after each range its end: to be taken.
         self._ready: deque[tuple[list[bytes], int] | Keepalive] = deque()

@@ -218,12 +218,7 @@ class RangeReader:
         return position
 
     async def _execute(self, query: str) -> list[tuple[Any, ...]]:
-        """Run SQL as one simple query, all that a walsender takes.
-
-        Raises:
-            QueryFailed: the server refused.
-            SourceLost: the connection ended.
-        """
+        """Run SQL as one simple query, all that a walsender takes; raise QueryFailed if it is refused."""
         try:
             cursor = await self._connection.execute(query.encode())
             return await cursor.fetchall() if cursor.description else []

@@ -34,7 +34,6 @@ class PublisherWaits:
     """One for a publisher and a process. `longest_s` is written here and read by the metrics."""
 
     def __init__(self, login: Callable[[], Login], tell: Callable[[BlockedSession], None]) -> None:
-        """Look at nothing yet; `login` returns the publisher's present one, and each wait is reported now and then."""
         self._login = login
         self._tell = tell
         self._telling = blocked.Telling()

@@ -193,7 +193,6 @@ def _tables(tables: Sequence[TableRate], width: int) -> Table:
 
 
 def _table_columns(sorts: Sequence[str]) -> list[tuple[str, Any, int | None]]:
-    """Return the columns after a table's name."""
     return [
         ("rows/s", "right", 7), *[(sort, "right", 5) for sort in sorts],
         ("waits", "right", 5), ("for", "left", 6), ("applied", "left", 8),
@@ -252,12 +251,10 @@ def _course(values: Sequence[float], room: int) -> str:
 
 
 def _most(values: Sequence[float], room: int, text: Any) -> str:  # noqa: ANN401  a function of a number
-    """Return the value of the highest bar."""
     return f"max {text(max(list(values)[-room:], default=0.0))}"
 
 
 def _rate(rate: float) -> str:
-    """Return a rate in at most five characters; empty if it is 0."""
     if rate < 10:
         return f"{rate:.1f}" if rate else ""
     for limit, per, unit in ((10_000, 1, ""), (1_000_000, 1e3, "k")):

@@ -139,12 +139,10 @@ def summary(
 
 
 def _and(where: sql.Composed, more: sql.Composable) -> sql.Composed:
-    """Return one more condition after others, or the first one."""
     return sql.Composed([sql.SQL(" AND " if where.as_string(None) else " WHERE "), more])
 
 
 def _within(table: PublishedTable, ranges: Ranges, numbers: Sequence[int]) -> sql.Composed:
-    """Return the condition for the rows of some ranges."""
     if ranges.bounds:
         return sql.SQL("({})").format(sql.SQL(" OR ").join([_between(ranges, number) for number in numbers]))
     return sql.SQL("{} = ANY ({}::bigint[])").format(key_range(table, ranges), sql.Literal(list(numbers)))

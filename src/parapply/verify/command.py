@@ -112,7 +112,6 @@ class VerifyAgain:
     """The second look at tables that were compared a moment ago and were equal."""
 
     def __init__(self, earlier: VerifyResult, budget_s: float) -> None:
-        """Keep them; tables that are not expected to fit into the budget keep their earlier verdict."""
         self.earlier = earlier
         self.budget_s = budget_s
         pairs = zip(earlier.tables, earlier.verdicts, strict=True)
@@ -218,7 +217,6 @@ def say_all(found: VerifyResult) -> None:
 
 
 async def _tables(config: Config, options: VerifyOptions, ends: connect.Connections) -> list[PublishedTable]:
-    """Return the tables to compare, whose columns the target has."""
     await slot.check_publications(ends.source, config.source.publications)
     config.mapping.check_rows(options.tables)
     tables = _chosen(options, await published_tables(ends.source, config.source.publications, config.mapping))
@@ -283,7 +281,6 @@ class _Sessions:
         return snapshot.lsn
 
     async def open_target(self, taken: Snapshot) -> None:
-        """Open the sessions on the target."""
         for _ in range(self._options.connections):
             conn = await self._stack.enter_async_context(await connect.open_target(self._config, "verify"))
             with settings.target_errors("importing the snapshot"):
@@ -294,8 +291,6 @@ class _Sessions:
 
 
 class _Both:
-    """The comparison by sessions of both ends, each of which sees one state of its end."""
-
     def __init__(
         self,
         options: VerifyOptions,

@@ -47,7 +47,6 @@ async def statements(source: Connection, compared: Compared, found: Sequence[Dif
 async def _source_rows(
     source: Connection, table: PublishedTable, keys: Sequence[Key]
 ) -> dict[Key, list[Sequence[str | None]]]:
-    """Return the rows of keys, each value as text, by key."""
     if not keys:
         return {}
     values = sql.SQL(", ").join([sql.SQL("{}::pg_catalog.text").format(value) for value in table.values])

@@ -37,16 +37,7 @@ class CatchUpWatch:
         behind_bytes: int,
         pause_s: float,
     ) -> None:
-        """Start with a stream that is not behind.
-
-        Args:
-            batcher: to know how far it has come, and whether its reader waits for the target.
-            streams: transactions in progress; they would come again from their beginning.
-            log_running: has the publisher log a restart point; returns False if it never will.
-            limits: of ranges.
-            behind_bytes: of WAL to catch up, from which it is behind.
-            pause_s: seconds that a stream runs at least.
-        """
+        """Start with a stream that is not behind; a stream runs for `pause_s` seconds at least."""
         self._batcher = batcher
         self._engine = batcher.pool.flight.state
         self._rest = batcher.pool.rest

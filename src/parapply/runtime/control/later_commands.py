@@ -71,15 +71,6 @@ class LaterCommands:
         tables: TablePlans,
         figures: Figures,
     ) -> None:
-        """Start before the first look at the state.
-
-        Args:
-            config: the commands allowed, and the target.
-            slot_id: of the state.
-            control_pool: for the state.
-            tables: in doubt once a command has run.
-            figures: count the commands run.
-        """
         self._config = config
         self._slot_id = slot_id
         self._control_pool = control_pool
@@ -140,12 +131,7 @@ class LaterCommands:
         return is_again
 
     async def _run(self, one: PendingCommand) -> None:
-        """Run a command, unless it turns out to have run.
-
-        Raises:
-            StatementFailed: the server refuses it; nothing is left of it.
-            psycopg.Error, ParapplyError: its outcome is not known.
-        """
+        """Run a command, unless it turns out to have run; StatementFailed leaves nothing, others are in doubt."""
         config, command = self._config, one.command
         conn = await settings.connect_control(
             config.target.login,
@@ -229,7 +215,6 @@ async def _index(conn: Connection, command: QueuedCommand) -> tuple[str, bool] |
 
 
 async def _drop(conn: Connection, index: str) -> None:
-    """Drop an index, by its name as the server has quoted it."""
     await conn.execute(f"DROP INDEX CONCURRENTLY {index}".encode())
 
 

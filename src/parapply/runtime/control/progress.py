@@ -43,15 +43,7 @@ class Progress:
         batcher: Batcher,
         durability: Durability,
     ) -> None:
-        """Start with the target's state.
-
-        Args:
-            control: control session; only used here while the epoch runs.
-            place: where the state is written.
-            reader: to know when the publisher was heard; its stream is reported to.
-            batcher: to know the position received, and whether all of it is in the pool's hands.
-            durability: decides.
-        """
+        """Start with the target's state; the control session is only used here while the epoch runs."""
         self._control = control
         self._place = place
         self._stream = reader.stream

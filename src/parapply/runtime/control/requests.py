@@ -62,7 +62,6 @@ class Requests:
         progress: Progress,
         awaited: Awaited,
     ) -> None:
-        """Start with nothing checked."""
         self._config = config
         self._slot_name, self._slot_id = place.slot_name, place.slot_id
         self._control_pool = control_pool
@@ -198,20 +197,12 @@ class Requests:
             await copies.tell_seen(conn, self._config.state_schema, self._slot_id, known)
 
     def _begin_two_phase(self) -> None:
-        """End the epoch as soon as two-phase commit, which is configured, can begin, at a new start of the stream.
-
-        Raises:
-            SourceLost: now.
-        """
+        """Raise SourceLost as soon as two-phase commit, which is configured, can begin at a new start of the stream."""
         if self._awaits_two_phase and self._copied.known.is_settled(self._engine.watermark.low_lsn):
             raise SourceLost("every table is copied: the stream starts again, with two_phase")
 
     def _stream_again(self) -> None:
-        """End the epoch once the transaction that could not be kept on disk is applied, so that streaming is on again.
-
-        Raises:
-            SourceLost: now.
-        """
+        """Raise SourceLost once the transaction that disk had no room for is applied: streaming is then on again."""
         if 0 < self._whole_until_lsn <= self._engine.watermark.low_lsn:
             raise SourceLost("the transaction that was not kept is applied: the stream starts again, with streaming")
 
@@ -309,11 +300,7 @@ class Requests:
             pass
 
     async def _told(self, request: SnapshotRequest) -> int:
-        """Return the LSN to go to, as soon as the command says it.
-
-        Raises:
-            _NotServed: it does not.
-        """
+        """Return the LSN to go to, as soon as the command says it; raise _NotServed if it does not."""
         end_s = self._clock() + _STAND_S
         while self._clock() < end_s:
             found = await self._read(request)

@@ -31,7 +31,6 @@ class SequenceCarrier:
     """All fields are written by its own task."""
 
     def __init__(self, config: Config) -> None:
-        """Start with nothing carried."""
         self._config = config
         self._warnings = DailyWarnings()
         self._failures = DailyWarnings()

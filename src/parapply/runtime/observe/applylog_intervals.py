@@ -49,8 +49,6 @@ _WAITS: Final = (WorkerState.IDLE, WorkerState.WAITING, WorkerState.STREAMING)
 
 
 class _Cpu(NamedTuple):
-    """Processor seconds so far."""
-
     busy_s: float  # of everything on the machine
     sessions_s: dict[int, float]  # of each session's process
     sender_s: float  # of the publisher's process that sends
@@ -79,16 +77,7 @@ class Intervals:
         workers: Sequence[Worker],
         figures: Figures,
     ) -> None:
-        """Begin the first interval; intervals with work are written with an apply log.
-
-        Args:
-            writer: of the apply log; None without an apply log.
-            of: for the records.
-            control_pool: for samples of the workers' sessions.
-            batcher: of intake.
-            workers: the present ones.
-            figures: gets the time that the throttle took.
-        """
+        """Begin the first interval; intervals with work are written if there is an apply log."""
         self._writer = writer
         self._of = of
         self._control_pool = control_pool

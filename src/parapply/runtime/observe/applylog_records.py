@@ -221,7 +221,6 @@ def _counted(conflict: ConflictRecord, number: int) -> ConflictCount:
 
 
 def _by_transaction(conflicts: list[tuple[int, ConflictRecord]]) -> dict[int, tuple[ConflictRecord, ...]]:
-    """Return the conflicts by the commit LSN of their source transaction."""
     found: dict[int, list[ConflictRecord]] = {}
     for commit_lsn, conflict in conflicts:
         found.setdefault(commit_lsn, []).append(conflict)

@@ -34,7 +34,6 @@ class ApplyLogWriter:
     """Written by the loop's thread (`write`, `close`) and by its own; the buffer is shared under a lock."""
 
     def __init__(self, log: ApplyLog, limit_bytes: int = _LIMIT_BYTES) -> None:
-        """Start the thread, which has the log for itself from now on."""
         self._file = log
         self._limit_bytes = limit_bytes
         self._encoder = msgspec.json.Encoder()

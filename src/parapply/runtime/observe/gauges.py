@@ -82,7 +82,6 @@ class Gauges:
     def __init__(
         self, config: Config, share: Share, applylog_writer: ApplyLogWriter | None, waits: PublisherWaits
     ) -> None:
-        """Start with no epoch."""
         self.parts: Parts | None = None
         self._share = share
         self._config = config

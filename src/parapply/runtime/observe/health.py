@@ -29,13 +29,7 @@ class Health:
     """Written by the daemon and its epoch; `look` is called in intervals."""
 
     def __init__(self, slot: str, gauges: Gauges, notifier: Notifier) -> None:
-        """Begin to start.
-
-        Args:
-            slot: its name.
-            gauges: source of the signs; also gets the parts.
-            notifier: gets every state; says how patient systemd is.
-        """
+        """Begin to start; the notifier gets every state, and says how patient systemd is."""
         self._slot = slot
         self._gauges = gauges
         self._notifier = notifier

@@ -44,12 +44,7 @@ class Endpoint:
     """Opened by the daemon."""
 
     def __init__(self, answer: Callable[[str], Answer | None], paths: str = _PATHS) -> None:
-        """Start without listening.
-
-        Args:
-            answer: to a path; None: there is no such.
-            paths: of which one is meant, for a client that asked for another.
-        """
+        """Start without listening; `answer` returns None for an unknown path, and the client sees `paths`."""
         self._answer = answer
         self._paths = paths
         self._server = HttpServer(self._resource, POLICY)

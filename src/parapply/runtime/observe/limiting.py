@@ -46,7 +46,6 @@ class Limiting:
     """Written by the intervals; the monitor shows what it says."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
         self._looks: deque[Look] = deque()
         self._length_s = 0.0
         self._n_since = 0
@@ -149,7 +148,6 @@ def _is_executing(worker: Worker) -> bool:
 
 
 def _late(workers: Sequence[Worker]) -> list[Job]:
-    """Return the jobs whose late rows are being applied."""
     at_work = [worker.job for worker in workers if worker.state in (WorkerState.EXECUTING, WorkerState.COMMITTING)]
     return [
         job

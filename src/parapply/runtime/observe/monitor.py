@@ -87,16 +87,7 @@ class Monitor:
         batcher: Batcher,
         intervals: Intervals,
     ) -> None:
-        """Keep the parts to show.
-
-        Args:
-            publisher: to be asked where it is.
-            control_pool: to write the displayed state.
-            place: where that is.
-            worker_tasks: the workers, and their common kit.
-            batcher: to know the open batch.
-            intervals: gets its turn after each check.
-        """
+        """Keep the parts to show; the intervals get their turn after each check."""
         kit = worker_tasks.kit
         self._source = publisher.conn
         self._ask_position = publisher.ask_position
@@ -285,7 +276,6 @@ class Monitor:
         await self._conflict_handler.look(self._flight.state.watermark.low_lsn, self._is_committing)
 
     async def _show(self) -> None:
-        """Write the workers' states and how the tables are applied."""
         rows = self.worker_rows()
         changed = [self._dated(*row) for number, row in rows.items() if self._shown_workers.get(number) != row]
         have_left = not self._shown_workers.keys() <= rows.keys()

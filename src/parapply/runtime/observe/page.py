@@ -43,7 +43,6 @@ class StatusPage:
         health: Health,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make nothing yet."""
         self._slot = slot
         self._figures = figures
         self._gauges = gauges

@@ -16,7 +16,6 @@ class SlotView:
     """All that is shown of one slot."""
 
     def __init__(self, slot: str, figures: Figures, gauges: Gauges, health: Health) -> None:
-        """Read these parts whenever something is asked."""
         self.slot = slot
         self.figures = figures
         self.gauges = gauges

@@ -33,7 +33,6 @@ class Watchdog:
     """Checked in intervals by one task."""
 
     def __init__(self) -> None:
-        """Begin with nothing seen."""
         self._seen: dict[str, tuple[object, float]] = {}
 
     def look(self, signs: Iterable[Heartbeat], now_s: float) -> None:

@@ -49,7 +49,6 @@ class StreamBuffer:
     """One transaction in progress. Written by intake through `StreamBuffers`; its follower takes from `todo`."""
 
     def __init__(self, xid: int) -> None:
-        """Start without changes."""
         self.xid = xid
         self.blocks: list[Block] = []
         #: Relations announced in it, in order, each with its place as in `subs`.
@@ -171,7 +170,6 @@ class StreamBuffers:
     """The transactions in progress, by xid. Written by intake only."""
 
     def __init__(self, spill: Spill, limits: StreamLimits) -> None:
-        """Start with none."""
         self._spill = spill
         self._limits = limits
         self._open: dict[int, StreamBuffer] = {}
@@ -179,7 +177,6 @@ class StreamBuffers:
         self._log = get_logger()
 
     def __len__(self) -> int:
-        """Return the number of transactions in progress."""
         return len(self._open)
 
     async def add(self, piece: Transaction, chunk: Chunk, after_seq: int) -> StreamBuffer:

@@ -519,7 +519,6 @@ async def load_marks(conn: Connection, schema: str, slot_id: int) -> frozenset[s
 
 
 def _columns(names: Iterable[Name]) -> tuple[list[str], list[str]]:
-    """Return schemas and tables, as two parameters."""
     both = list(names)
     return [name for name, _ in both], [table for _, table in both]
 

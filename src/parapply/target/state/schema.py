@@ -134,7 +134,6 @@ async def _version(conn: Connection, schema: str) -> int | None:
 
 
 async def _create(conn: Connection, schema: str) -> None:
-    """Make the schema in one transaction, unless another session just has."""
     name = sql.Identifier(schema)
     start = sql.Literal(secrets.randbelow(_SLOT_ID_LIMIT) + 1)
     async with conn.transaction():
@@ -148,11 +147,7 @@ async def _create(conn: Connection, schema: str) -> None:
 
 
 async def _check_free(conn: Connection, schema: str) -> None:
-    """Refuse a schema with tables of others: all of a state schema is left out where its server is a publisher.
-
-    Raises:
-        TargetRefused: there are some.
-    """
+    """Refuse a schema with tables of others: all of a state schema is left out where its server is a publisher."""
     query = sql.SQL(
         "SELECT c.relname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
         " WHERE n.nspname = $1 AND c.relkind IN ('r', 'p', 'f', 'm')"
