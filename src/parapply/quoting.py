@@ -81,11 +81,7 @@ def qualified(*names: str) -> str:
 
 
 def shown(*names: str) -> str:
-    """Return a qualified name for a statement that people copy.
-
-    Raises:
-        ValueError: it has a NUL.
-    """
+    """Return a qualified name for a statement that people copy; raise ValueError if it has a NUL."""
     return copyable(qualified(*names))
 
 

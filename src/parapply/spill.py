@@ -99,11 +99,7 @@ class Spill:
             self.room.spills.add(self)
 
     def open(self, xid: int) -> SpillFile:
-        """Return an empty file for a transaction.
-
-        Raises:
-            SpillFailed: it cannot be made.
-        """
+        """Return an empty file for a transaction; raise SpillFailed if it cannot be made."""
         try:
             file = SpillFile(self, _nameless(self._directory), xid)
         except OSError as error:
@@ -173,11 +169,7 @@ class SpillFile:
         return place
 
     def read(self, place: BlockPlace) -> list[bytes | Relation]:
-        """Return the changes of a block.
-
-        Raises:
-            SpillFailed: the file does not hold what was written.
-        """
+        """Return the changes of a block; raise SpillFailed if the file does not hold what was written."""
         try:
             with self._lock:
                 data = os.pread(self._fd, place.n_bytes, place.offset)

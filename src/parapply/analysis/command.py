@@ -228,11 +228,7 @@ def submitted(arguments: Sequence[str]) -> int:
 
 
 def check_installed(engine: str) -> None:
-    """Refuse to run without the extra.
-
-    Raises:
-        ReportRefused: a package is missing.
-    """
+    """Refuse to run without the extra; raise ReportRefused if a package is missing."""
     needed = {"duckdb": ("duckdb", "pytz"), "spark": ("pyspark",)}[engine]
     missing = [name for name in (*needed, "pyarrow", "plotly", "jinja2") if find_spec(name) is None]
     if missing:

@@ -59,11 +59,7 @@ def check_plot(path: Path) -> None:
 
 
 def draw(lines: Sequence[LateLines], late_after_s: float, path: Path) -> None:
-    """Draw the lines, and write the file.
-
-    Raises:
-        ReportRefused: it cannot be written.
-    """
+    """Draw the lines, and write the file; raise ReportRefused if it cannot be written."""
     import matplotlib as mpl  # noqa: PLC0415  an extra
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415

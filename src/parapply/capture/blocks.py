@@ -130,11 +130,7 @@ def place_of(file: str, offset: int, start: bytes, left_bytes: int) -> CapturedB
 
 
 def body_of(place: CapturedBlock, data: bytes) -> bytes:
-    """Return the body of a block.
-
-    Raises:
-        CaptureTorn: it is not what was written.
-    """
+    """Return the body of a block; raise CaptureTorn if it is not what was written."""
     (checksum,) = _CHECKSUM.unpack_from(data, _HEADER.size)
     stored = memoryview(data)[START_BYTES:]
     if checksum != zlib.crc32(stored, zlib.crc32(data[: _HEADER.size])):

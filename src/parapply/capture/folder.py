@@ -59,11 +59,7 @@ class CaptureFound(NamedTuple):
 
 
 def names(folder: Path) -> list[str]:
-    """Return the names of a folder's files, in order.
-
-    Raises:
-        CaptureRefused: the folder cannot be read.
-    """
+    """Return the names of a folder's files, in order; raise CaptureRefused if the folder cannot be read."""
     try:
         return sorted(entry.name for entry in folder.iterdir() if _NAME.fullmatch(entry.name))
     except FileNotFoundError:
@@ -115,11 +111,7 @@ def _check_next(place: CapturedBlock, body: bytes, number: int, head: FileHead) 
 
 
 def read(folder: Path, place: CapturedBlock) -> bytes:
-    """Return the body of a block.
-
-    Raises:
-        CaptureRefused: it is not what was written.
-    """
+    """Return the body of a block; raise CaptureRefused if it is not what was written."""
     try:
         with (folder / place.file).open("rb") as file:
             file.seek(place.offset)

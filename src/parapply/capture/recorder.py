@@ -100,11 +100,7 @@ class Recorder:
         return self._bytes >= self._block_bytes
 
     async def begin(self, oids: Sequence[int], now_us: int) -> None:
-        """Write the shapes of tables.
-
-        Raises:
-            CaptureFull: the folder has no room.
-        """
+        """Write the shapes of tables; raise CaptureFull if the folder has no room."""
         self._write_shapes(await shapes(self._conn, oids), now_us)
 
     def resume(self, open_xids: Sequence[int], now_us: int) -> None:

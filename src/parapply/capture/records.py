@@ -115,11 +115,7 @@ def encode(record: FileHead | CaptureStart | Shapes | CaptureEnd) -> bytes:
 
 
 def decode(place: CapturedBlock, body: bytes, kind: type[_Record]) -> _Record:
-    """Return the record in a block's body.
-
-    Raises:
-        CaptureRefused: it is none.
-    """
+    """Return the record in a block's body; raise CaptureRefused if it is none."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -71,11 +71,7 @@ class After:
         self.end_lsn = lsn
 
     def take(self, frames: Sequence[bytes]) -> list[bytes]:
-        """Return the frames to hand on.
-
-        Raises:
-            ProtocolError: a frame cannot be read.
-        """
+        """Return the frames to hand on; raise ProtocolError if a frame cannot be read."""
         kept: list[bytes] = []
         for frame in frames:
             kind = frame[_KIND_AT : _KIND_AT + 1]

@@ -64,11 +64,7 @@ class TargetSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_target(conn: Connection, config: Config) -> TargetSide:
-    """Read the target as a server.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Read the target as a server; raise TargetLost if the connection broke."""
     with target_errors("checking the target"):
         server = await read_server(conn)
         ((n_origins, may_make_origins),) = await read_rows(conn, _ORIGINS)

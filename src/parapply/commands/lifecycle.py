@@ -69,11 +69,7 @@ def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command
 
 
 def ask(configs: Sequence[Config]) -> None:
-    """Name the slots of several databases, and ask once whether they may go.
-
-    Raises:
-        ParapplyError: they may not.
-    """
+    """Name the slots of several databases, and ask once whether they may go; raise ParapplyError if they may not."""
     for config in configs:
         try:
             text = asyncio.run(_described(config))

@@ -98,11 +98,7 @@ class RowChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_change(plan: TablePlan, frame: bytes) -> RowChange:
-    """Read one change frame.
-
-    Raises:
-        ProtocolError: the bytes are malformed.
-    """
+    """Read one change frame; raise ProtocolError if the bytes are malformed."""
     n_columns = len(plan.columns)
     if frame[KIND_AT] == INSERT:
         return RowChange(plan=plan, operation="insert", old=None, new=read_insert(frame, n_columns))

@@ -28,11 +28,7 @@ class DumpedStatement(msgspec.Struct, frozen=True):
 
 
 def statements(text: str) -> Iterator[DumpedStatement]:
-    """Yield a script's statements in their order.
-
-    Raises:
-        ValueError: it ends within a statement.
-    """
+    """Yield a script's statements in their order; raise ValueError if it ends within a statement."""
     has_escapes = "\nSET standard_conforming_strings = off;" in text.partition("\n-- Name: ")[0]
     position = depth = begin = 0
     title = ""

@@ -44,11 +44,7 @@ _MOST_LINES = 4
 
 
 def find_pg_dump(path: str | None) -> str:
-    """Return the program's path.
-
-    Raises:
-        ConfigError: the program is missing.
-    """
+    """Return the program's path; raise ConfigError if the program is missing."""
     found = shutil.which(path or "pg_dump")
     if found is None:
         raise ConfigError(
@@ -225,11 +221,7 @@ async def make(target: Connection, script: bytes, *, is_migration: bool = False)
 
 
 async def known_settings(target: Connection) -> frozenset[str]:
-    """Return the names of a server's settings.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the names of a server's settings; raise TargetRefused or TargetLost if they could not be read."""
     with target_errors("reading the settings"):
         found = await rows(target, sql.SQL("SELECT name FROM pg_catalog.pg_settings"))
     return frozenset([str(name) for (name,) in found])

@@ -182,11 +182,7 @@ async def refusals(conn: Connection, kept: Kept) -> list[SourceRefused]:
 
 
 async def is_up(conn: Connection) -> bool:
-    """Return whether new sessions of the database are read only.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return whether new sessions of the database are read only; raise SourceLost if the connection broke."""
     query = """
         SELECT EXISTS (SELECT FROM pg_catalog.pg_db_role_setting AS s JOIN pg_catalog.pg_database AS d
                 ON d.oid = s.setdatabase, pg_catalog.unnest(s.setconfig) AS one

@@ -222,11 +222,7 @@ class CutoverLook:
             )
 
     async def kept(self, *, with_daemon: bool) -> fence.Kept:
-        """Return whose sessions on the source stay.
-
-        Raises:
-            TargetLost: the connection of the way back to it broke.
-        """
+        """Return whose sessions on the source stay; raise TargetLost if the connection of the way back to it broke."""
         with target_errors("asking for its process"):
             ((pid,),) = await rows(self._back.target, sql.SQL("SELECT pg_catalog.pg_backend_pid()"))
         return fence.Kept(roles=self._options.keep_roles, pids=(pid,), with_daemon=with_daemon)

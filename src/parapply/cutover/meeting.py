@@ -56,11 +56,7 @@ class Meeting:
             self._look(step)
 
     async def reach(self, step: CutoverStep, name: str) -> None:
-        """Wait until all have come to a step.
-
-        Raises:
-            ParapplyError: another one has failed before.
-        """
+        """Wait until all have come to a step; raise ParapplyError if another one has failed before."""
         self._reached[step] += 1
         self._look(step)
         await self._complete[step].wait()

@@ -126,19 +126,11 @@ class Pooler:
             ) from error
 
     async def reload(self) -> None:
-        """Have it read its file again.
-
-        Raises:
-            ParapplyError: it does not, or the file is wrong.
-        """
+        """Have it read its file again; raise ParapplyError if it does not, or the file is wrong."""
         await self._ask("RELOAD")
 
     async def resume(self) -> bool:
-        """Let the clients go on, and return whether they waited.
-
-        Raises:
-            ParapplyError: the console does not answer.
-        """
+        """Let the clients go on, and return whether they waited; raise ParapplyError if the console does not answer."""
         entry = await self.look()
         if not entry.is_paused:
             return False

@@ -83,11 +83,7 @@ def publication_sql(config: Config, tables: Sequence[PublishedTable]) -> sql.Com
 
 
 async def missing_publications(conn: slot.Connection, names: Sequence[str]) -> list[str]:
-    """Return the publications that are not on a server.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the publications that are not on a server; raise SourceLost if the connection broke."""
     with source_errors("reading the publications"):
         query = (
             "SELECT one FROM pg_catalog.unnest($1::text[]) AS one"
@@ -168,11 +164,7 @@ async def make_publication(conn: Connection, config: Config, tables: Sequence[Pu
 
 
 async def drop_publication(conn: Connection, config: Config) -> None:
-    """Drop it, if it exists.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be dropped.
-    """
+    """Drop it, if it exists; raise TargetRefused or TargetLost if it could not be dropped."""
     with target_errors("dropping the publication of the way back"):
         name = sql.Identifier(config.source.publications[0])
         await conn.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(name))

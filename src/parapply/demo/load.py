@@ -64,11 +64,7 @@ class DemoLoad:
         return code is None
 
     def wait(self) -> None:
-        """Return when it has ended.
-
-        Raises:
-            DemoError: it failed.
-        """
+        """Return when it has ended; raise DemoError if it failed."""
         self._process.wait()
         self.is_running()
 

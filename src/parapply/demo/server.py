@@ -87,11 +87,7 @@ class PgServer(Cluster):
     def dsn(
         self, dbname: str = "postgres", user: str = SUPERUSER, *, unix_socket: bool = False, **extra: str | int
     ) -> str:
-        """Return a connection string.
-
-        Raises:
-            DemoError: a Unix socket was asked for and the server has none.
-        """
+        """Return a connection string; raise DemoError if a Unix socket was asked for and the server has none."""
         host = self.socket_dir if unix_socket else "127.0.0.1"
         if host is None:
             raise DemoError(f"The server {self.name} has no Unix socket.", hint="make it with unix_socket=True")
@@ -187,11 +183,7 @@ def execute_in(
     sql: str | pgsql.Composable,
     params: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> list[tuple[Any, ...]]:
-    """Run SQL as `execute` does, on an open connection.
-
-    Raises:
-        psycopg.Error: the server refused or went away.
-    """
+    """Run SQL as `execute` does, on an open connection; raise psycopg.Error if the server refused or went away."""
     query = sql.encode() if isinstance(sql, str) else sql.as_bytes()
     cursor = connection.execute(query, params)
     while True:

@@ -53,11 +53,7 @@ class Daemon:
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
-        """Do nothing if it runs.
-
-        Raises:
-            ParapplyError: it has ended without being stopped.
-        """
+        """Do nothing if it runs; raise ParapplyError if it has ended without being stopped."""
         if self._process is not None and self._process.poll():
             raise ParapplyError(
                 f"the daemon has ended with {self._process.returncode}: {self._last_word()}",

@@ -114,11 +114,7 @@ class DatabaseFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def look(conn: Connection) -> DatabaseFacts:
-    """Read the database of a session.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be read.
-    """
+    """Read the database of a session; raise SourceRefused or SourceLost if it could not be read."""
     with source_errors("reading the database's properties"):
         (row,) = await read_rows(conn, _DATABASE)
         grants = await read_rows(conn, _GRANTS)
@@ -149,11 +145,7 @@ async def lock(target: TargetConnection) -> None:
 
 
 async def databases(target: TargetConnection) -> frozenset[str]:
-    """Return the names of the target's databases.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the names of the target's databases; raise TargetRefused or TargetLost if they could not be read."""
     return await _names(target, "databases", "SELECT datname FROM pg_catalog.pg_database")
 
 

@@ -108,11 +108,7 @@ async def see(
     without: Sequence[str],
     schema_only: Sequence[PublishedTable],
 ) -> Sight:
-    """Read the publisher.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be read.
-    """
+    """Read the publisher; raise SourceRefused or SourceLost if it could not be read."""
     with source_errors("looking at the database"):
         found = await read_rows(conn, _TABLES, [list(without)])
         keys = await read_rows(conn, _LEADING_OUT)

@@ -75,11 +75,7 @@ def runs(items: Sequence[Item]) -> Iterator[list[Item]]:
 
 
 def parse(text: str) -> Script:
-    """Cut a script up.
-
-    Raises:
-        ValueError: it ends within a statement.
-    """
+    """Cut a script up; raise ValueError if it ends within a statement."""
     head = ""
     found: list[_Open] = []
     settings: dict[str, str] = {}

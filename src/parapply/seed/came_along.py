@@ -109,11 +109,7 @@ _NOTES: Final[tuple[tuple[LiteralString, str], ...]] = (
 
 
 async def found(conn: Connection, schema: str, slot_name: str) -> dict[CameAlong, list[str]]:
-    """Return the names of all that came along, by kind.
-
-    Raises:
-        TargetRefused, TargetLost: it cannot be asked.
-    """
+    """Return the names of all that came along, by kind; raise TargetRefused or TargetLost if it cannot be asked."""
     names: dict[CameAlong, list[str]] = {}
     with target_errors("looking for what came along"):
         ((has_jobs,),) = await rows(conn, sql.SQL("SELECT pg_catalog.to_regclass('cron.job') IS NOT NULL"))

@@ -360,11 +360,7 @@ async def install(conn: Connection, publications: Sequence[str], automatic: Auto
 
 
 async def is_published(conn: Connection, publications: Sequence[str]) -> bool:
-    """Return whether the queue is among the published tables.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return whether the queue is among the published tables; raise SourceLost if the connection broke."""
     query = (
         "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication_tables"
         " WHERE pubname = ANY (%s) AND schemaname = %s AND tablename = %s)"

@@ -132,11 +132,7 @@ class TablePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def marks(conn: Connection, publications: Sequence[str]) -> tuple[str, ...]:
-    """Return the present content of the catalogue.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be read.
-    """
+    """Return the present content of the catalogue; raise SourceRefused or SourceLost if it could not be read."""
     with source_errors("reading which tables there are"):
         return tuple([str(mark) for (mark,) in await entry_rows(conn, _MARKS, [list(publications)])])
 

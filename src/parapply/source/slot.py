@@ -230,11 +230,7 @@ async def _rows(conn: Connection, query: LiteralString, params: Sequence[object]
 
 
 async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
-    """Read what the publisher is and what it knows of the slot.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Read what the publisher is and what it knows of the slot; raise SourceLost if the connection broke."""
     # The timeline of the WAL being written: pg_control_checkpoint() has the old one until the first checkpoint
     # after a promotion, and a standby has no other function for it. The slot as jsonb: its columns differ from version
     # to version.
@@ -293,11 +289,7 @@ async def state_schemas(conn: Connection) -> frozenset[str]:
 
 
 async def position(conn: Connection) -> SourcePosition:
-    """Return the publisher's position.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the publisher's position; raise SourceLost if the connection broke."""
     query: LiteralString = """
         SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint,
                (extract(epoch FROM CASE WHEN r THEN pg_catalog.pg_last_xact_replay_timestamp()
@@ -364,11 +356,7 @@ async def replayed_timeline(conn: Connection, login: Login) -> int:
 
 
 async def read_slot(conn: Connection, slot_name: str) -> SlotFacts | None:
-    """Return the slot as it is now, None if it does not exist.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the slot as it is now, None if it does not exist; raise SourceLost if the connection broke."""
     query: LiteralString = (
         "SELECT pg_catalog.to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1"
     )
@@ -464,11 +452,7 @@ async def check_publications(conn: Connection, names: Sequence[str]) -> frozense
 
 
 async def published_tables(conn: Connection, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return (schema, table) of everything in the publications, sorted.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return (schema, table) of everything in the publications, sorted; raise SourceLost if the connection broke."""
     query: LiteralString = (
         "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables"
         " WHERE pubname = ANY ($1::text[]) ORDER BY 1, 2"

@@ -435,11 +435,7 @@ class _Both:
 async def compared_of(
     source: slot.Connection, table: PublishedTable, leaves: Sequence[Leaf], target_types: Mapping[str, int]
 ) -> Compared:
-    """Return how a table is compared.
-
-    Raises:
-        SourceRefused, SourceLost: a sample could not be read.
-    """
+    """Return how a table is compared; raise SourceRefused or SourceLost if a sample could not be read."""
     rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
     ranges = canonical.Ranges(count=canonical.n_ranges(rows))
     type_name = canonical.ordered_type(table, target_types)

@@ -228,11 +228,7 @@ class Progress:
             failpoints.probe(failpoints.FEEDBACK_SENT)
 
     def report(self, *, is_asking: bool = False) -> None:
-        """Report to the publisher the position up to which all is durable.
-
-        Raises:
-            SourceLost: the stream ended.
-        """
+        """Report to the publisher the position up to which all is durable; raise SourceLost if the stream ended."""
         self._durability.reported(self._clock())
         self._news.clear()
         # A report is not sent while ranges are read; a stream counts as a standby after its first report.

@@ -50,11 +50,7 @@ class Endpoint:
         self._server = HttpServer(self._resource, POLICY)
 
     async def open(self, address: Address) -> None:
-        """Begin to listen.
-
-        Raises:
-            ConfigError: the address is taken, or not one of this machine.
-        """
+        """Begin to listen; raise ConfigError if the address is taken, or not one of this machine."""
         host, port = await self._server.open(address)
         get_logger().info("metrics_listening", host=host, port=port)
 

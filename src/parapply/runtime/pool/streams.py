@@ -94,11 +94,7 @@ class StreamBuffer:
             self.close()
 
     async def read(self, block: Block) -> list[bytes | Relation]:
-        """Return the changes of a block that count.
-
-        Raises:
-            SpillFailed: the file is not as it was written.
-        """
+        """Return the changes of a block that count; raise SpillFailed if the file is not as it was written."""
         if block.piece is not None:
             changes = block.piece.changes
         else:

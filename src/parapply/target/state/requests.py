@@ -140,11 +140,7 @@ async def answer(  # noqa: PLR0913  the columns of a row
 
 
 async def listen(conn: Connection, channel: str) -> None:
-    """Listen on a channel.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Listen on a channel; raise TargetLost if the connection broke."""
     with target_errors("listening"):
         await conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
 
