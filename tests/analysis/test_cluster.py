@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from parapply.analysis.bundle import PACKAGE_FILE, SCRIPT_FILE, write_bundle
 from parapply.analysis.command import _json_value
 from parapply.analysis.job import ReportRequest, make_report
 from parapply.analysis.progress import Silent
+from parapply.analysis.session import PACKAGE_FILE, SCRIPT_FILE, write_bundle
 from tests.analysis.hand_log import batch, comparable, write, write_everything
 from tests.fixtures.spark import WORKERS
 

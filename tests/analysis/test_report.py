@@ -26,9 +26,8 @@ from parapply.analysis import more_workers
 from parapply.analysis.changes import read_change
 from parapply.analysis.compute import QUERIES
 from parapply.analysis.figures import FIGURES
-from parapply.analysis.fold import fold
 from parapply.analysis.follow import look
-from parapply.analysis.job import ReportRequest, check_readable, convert, make_report, show
+from parapply.analysis.job import ReportRequest, check_readable, convert, fold, make_report, show
 from parapply.analysis.logged import recorded_of
 from parapply.analysis.page import Made, render
 from parapply.analysis.prediction import Log

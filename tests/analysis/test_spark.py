@@ -12,7 +12,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyarrow import parquet
 
-from parapply.analysis import lines
+from parapply.analysis import store as stored
 from parapply.analysis.compute import QUERIES
 from parapply.analysis.engine import STORED
 from parapply.analysis.follow import stream
@@ -135,7 +135,7 @@ def test_rows_of_a_slots_day_are_read_alone(spark: SparkSession, tmp_path: Path)
         for name, value in settings.items():
             spark.conf.set(f"spark.sql.{name}", value)
         engine.read_lines(files, request.log)
-        engine.write(lines.records(engine.words), str(tmp_path / "large"))
+        engine.write(stored.records(engine.words), str(tmp_path / "large"))
     finally:
         for name, was in before.items():
             spark.conf.set(f"spark.sql.{name}", str(was))

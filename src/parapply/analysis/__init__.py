@@ -3,14 +3,12 @@
 In go closed files of the apply log; out come Parquet tables and one HTML page.
 
 `command` (options) → `job` (order of the work) or `follow` (while the daemon writes) → `store` (closed files to
-Parquet, each once) with `lines` (one line to one row) and `schema` (from the log's own), `fold` (days, each once) →
-`views` → `compute` with `figures` (what each figure means), `queries_work`, `queries_time`, `queries_limits`,
-`queries_culprit` (how it is computed), `compare` and `more_workers` → `page` with `sections`, `plots` and `words`.
+Parquet, each once) with `schema` (from the log's own) → `views` → `compute` with `figures` (what each figure means),
+`queries` (how it is computed) and `more_workers` → `page` with `sections`, `plots` and `words`.
 
 `more_workers` answers `--what-if` (`changes`): `prediction` learns what things cost, with `contention`, and states an
 interval. `stream` makes the transactions of a log again, and `replay` drives the daemon's engine with them.
 
-An `engine` computes: `duck` with `duck_sql` (the queries in its SQL) and `local` (files of this machine), or
-`spark` with `session`, `java` (where Spark comes from) and `hadoop` (files on any file system that Hadoop knows). Only
-these know which one it is. `progress` writes to the terminal, and `bundle` makes the job for spark-submit.
+An `engine` computes: `duck` with `local` (files of this machine), or `spark` with `session` and `java` (where Spark
+comes from). Only these know which one it is. `progress` writes to the terminal.
 """

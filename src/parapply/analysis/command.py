@@ -160,7 +160,7 @@ def report(  # noqa: PLR0913  one for each option
     Parquet once; the next report reads new ones only.
     """
     if bundle_folder is not None:
-        from parapply.analysis.bundle import write_bundle  # noqa: PLC0415
+        from parapply.analysis.session import write_bundle  # noqa: PLC0415
 
         write_bundle(bundle_folder)
         click.echo(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from parapply import limits
-from parapply.analysis import more_workers, queries_culprit, queries_limits, queries_time, queries_work
+from parapply.analysis import more_workers, queries
 from parapply.analysis.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 
 
 QUERIES: Final = {
-    "summary": queries_work.SUMMARY,
-    "over_time": queries_work.OVER_TIME,
-    "tables": queries_work.TABLES,
-    "target_names": queries_work.TARGET_NAMES,
-    "workers": queries_work.WORKERS,
-    "latency": queries_time.LATENCY,
-    "waits": queries_time.WAITS,
-    "dependencies": queries_time.DEPENDENCIES,
-    "batch_sizes": queries_work.BATCH_SIZES,
-    "retries": queries_work.RETRIES,
-    "conflicts": queries_work.CONFLICTS,
-    "parallelism": queries_time.PARALLELISM,
-    "moments": queries_limits.MOMENTS,
-    "reading": queries_limits.READING,
-    "backends": queries_limits.BACKENDS,
-    "locks": queries_limits.LOCKS,
-    "hot_keys": queries_limits.HOT_KEYS,
-    "blockers": queries_limits.BLOCKERS,
-    "slow_batches": queries_culprit.SLOW_BATCHES,
-    "slow_transactions": queries_culprit.SLOW_TRANSACTIONS,
-    "runs": queries_culprit.RUNS,
-    "lanes": queries_culprit.LANES,
-    "gaps": queries_work.GAPS,
-    "files": queries_work.FILES,
-    "bad_lines": queries_work.BAD_LINES,
+    "summary": queries.SUMMARY,
+    "over_time": queries.OVER_TIME,
+    "tables": queries.TABLES,
+    "target_names": queries.TARGET_NAMES,
+    "workers": queries.WORKERS,
+    "latency": queries.LATENCY,
+    "waits": queries.WAITS,
+    "dependencies": queries.DEPENDENCIES,
+    "batch_sizes": queries.BATCH_SIZES,
+    "retries": queries.RETRIES,
+    "conflicts": queries.CONFLICTS,
+    "parallelism": queries.PARALLELISM,
+    "moments": queries.MOMENTS,
+    "reading": queries.READING,
+    "backends": queries.BACKENDS,
+    "locks": queries.LOCKS,
+    "hot_keys": queries.HOT_KEYS,
+    "blockers": queries.BLOCKERS,
+    "slow_batches": queries.SLOW_BATCHES,
+    "slow_transactions": queries.SLOW_TRANSACTIONS,
+    "runs": queries.RUNS,
+    "lanes": queries.LANES,
+    "gaps": queries.GAPS,
+    "files": queries.FILES,
+    "bad_lines": queries.BAD_LINES,
 }
 #: Arguments of `limits.limits`, in its order.
 _LIMITED_BY: Final = ("moments", "reading", "backends", "blockers")
@@ -113,7 +113,7 @@ def _first_of_slots(rows: Rows) -> Iterator[dict[str, Any]]:
 def _chain(engine: Engine, last: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the batches before one that waited, each the one that the other waited for last."""
     key = {"slot": last["slot"], "run": last["run"], "seq": last["seq"]}
-    known = {row["seq"]: row for row in engine.rows(queries_culprit.CHAIN, **key)}
+    known = {row["seq"]: row for row in engine.rows(queries.CHAIN, **key)}
     seq = last["seq"]
     for _ in range(_LONGEST_CHAIN):
         link = known.get(seq)

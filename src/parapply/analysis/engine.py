@@ -1,6 +1,6 @@
 """The engine that computes: DuckDB on this machine, or Spark anywhere, over the same queries.
 
-The queries are Spark's SQL. `duck_sql` says which part of it they keep to, and how it reads in DuckDB's.
+The queries are Spark's SQL. `duck` says which part of it they keep to, and how it reads in DuckDB's.
 """
 
 from __future__ import annotations

@@ -5,23 +5,27 @@ In go an engine and a `ReportRequest`; out come the folder ``out`` and a `Report
 
 from __future__ import annotations
 
+import io
+import json
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyarrow import parquet
 
 from parapply import __version__, amounts
 from parapply.analysis import page, words
-from parapply.analysis.compare import COMPARED, comparison
 from parapply.analysis.compute import QUERIES, compute
-from parapply.analysis.fold import fold
+from parapply.analysis.figures import FIGURES
 from parapply.analysis.overview import overview
-from parapply.analysis.parquet import as_parquet
 from parapply.analysis.store import PACKED, SUFFIXES, Store, groups, ignored
 from parapply.analysis.views import Scope, make_views
 from parapply.errors import ReportRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from parapply.analysis.changes import Change
     from parapply.analysis.engine import Engine, Rows, Tables
@@ -211,3 +215,145 @@ def _ignored_files(storage: Storage, store: Store, request: ReportRequest) -> Ro
 
 def _name(found: tuple[StoredFile, str]) -> str:
     return found[0].name
+
+
+#: Types of columns by their names: ``_s`` and shares are fractions, and all that is not listed is counted.
+_TIMES: Final = frozenset({"at", "first_at", "last_at", "until"})
+_TEXTS: Final = frozenset({
+    "slot", "table", "target", "kind", "name", "type", "policy", "outcome", "mode", "reason", "stage", "part", "unit",
+    "commit_order", "limit", "link", "file", "example", "highest_end_lsn", "run",
+    "state", "wait", "key", "tables", "commit_lsn", "what", "day", "end_lsn", "holder_end_lsn", "detail", "cause",
+    "role", "relation", "question", "limit_words",
+})  # fmt: skip
+_FRACTIONS: Final = frozenset({"seconds", "share", "wait_share", "speed_up", "mean_bytes", "then", "now", "change"})
+
+
+def as_parquet(name: str, rows: Rows) -> bytes:
+    """Return the table of a figure, with its columns in the definition's order.
+
+    Raises:
+        KeyError: there is no such figure.
+    """
+    columns = {figure.name: figure.columns for figure in FIGURES}[name]
+    schema = pa.schema([pa.field(column, _type(column), metadata={"meaning": columns[column]}) for column in columns])
+    sink = io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(rows, schema), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def _type(column: str) -> pa.DataType:
+    if column in _TIMES:
+        return pa.timestamp("us", tz="UTC")
+    if column in _TEXTS:
+        return pa.string()
+    return pa.float64() if column in _FRACTIONS or column.endswith("_s") else pa.int64()
+
+
+#: Figures that are compared, with those that they are made from.
+COMPARED: Final = frozenset(
+    {"summary", "latency", "waits", "parallelism", "moments", "reading", "backends", "blockers"}
+)
+_PERCENTILES: Final = (("half", "p50_s"), ("99 %", "p99_s"))
+
+
+def comparison(then: Tables, now: Tables) -> Rows:
+    """Return what is known of both spans, of each slot that has a record in either."""
+    slots = dict.fromkeys(row["slot"] for tables in (now, then) for row in tables["summary"])
+    rows = []
+    for slot in slots:
+        values = [dict(_values(tables, slot)) for tables in (then, now)]
+        for what in dict.fromkeys([*values[1], *values[0]]):
+            unit, (before, after) = what[1], (one.get(what) for one in values)
+            change = after / before - 1 if before and after is not None else None
+            rows.append({"slot": slot, "what": what[0], "unit": unit, "then": before, "now": after, "change": change})
+    return rows
+
+
+def _values(tables: Tables, slot: str) -> Iterator[tuple[tuple[str, str], float]]:
+    mine: dict[str, list[dict[str, Any]]] = {
+        name: [row for row in rows if row.get("slot") == slot] for name, rows in tables.items()
+    }
+    for summary in mine["summary"]:
+        busy_s = sum(row["seconds"] for row in mine["parallelism"])
+        yield ("transactions", "number"), summary["transactions"]
+        yield ("batches", "number"), summary["batches"]
+        yield ("time with a batch under way", "s"), busy_s
+        if busy_s:
+            yield ("transactions a second, of that time", "number"), summary["transactions"] / busy_s
+            yield ("rows a second, of that time", "number"), summary["row_changes"] / busy_s
+            held = sum(row["held"] * row["seconds"] for row in mine["parallelism"])
+            yield ("batches with a worker at a time", "number"), held / busy_s
+        yield ("repeated batches", "number"), summary["repeated_batches"]
+        yield ("conflicts", "number"), summary["conflicts"]
+    for row in mine["latency"]:
+        for name, column in _PERCENTILES:
+            yield (f"{row['stage']}: {name}", "s"), row[column]
+    for row in mine["limits"]:
+        cause = " ".join((row["cause"], row["detail"])).strip()
+        yield (f"limited by {cause}", "share"), row["share"]
+
+
+# The sums of a month are a file beside the manifest, each slot's day with the number of batches that it is of. A day
+# whose number is another one by now, and one of a file that is gone or torn, is computed again, and nothing else.
+_FOLDER: Final = "records/_folded"
+_DAYS: Final = """
+SELECT slot, CAST(CAST(committed_at AS date) AS string) AS day, count(*) AS batches,
+       sum(n_transactions) AS transactions, sum(n_rows) AS row_changes, sum(size_bytes) AS size_bytes,
+       percentile_approx(oldest_s, 0.5) AS oldest_p50_s, percentile_approx(oldest_s, 0.99) AS oldest_p99_s,
+       max(oldest_s) AS oldest_max_s, sum(executing_s) AS execute_s, count_if(attempts > 1) AS repeated_batches,
+       sum(n_conflicts) AS conflicts
+  FROM batches GROUP BY slot, CAST(committed_at AS date) ORDER BY slot, day
+"""
+_MONTH: Final = len("2026-11")
+#: A slot's day: the number of batches that were converted, and the row of `_DAYS`.
+_Folded = dict[tuple[str, str], tuple[int, dict[str, Any]]]
+
+
+def fold(store: Store, folder: str, steps: Steps) -> Rows:
+    """Return one row for each slot and day, sorted.
+
+    Raises:
+        ReportRefused: rows of a day that is computed are missing.
+    """
+    place = f"{folder.rstrip('/')}/{_FOLDER}"
+    converted, (kept, torn) = store.batches(), _read(store, place)
+    folded = {key: kept[key] for key, n in converted.items() if key in kept and kept[key][0] == n}
+    stale = converted.keys() - folded.keys()
+    if stale:
+        steps.expect(1)
+        why = f", because {' and '.join(torn)} is torn" if torn else ""
+        steps.begin(f"Folding days of slots: {len(stale)}{why}")
+        make_views(store, Scope(), days={day for _, day in stale})
+        for row in store.engine.rows(_DAYS):
+            key = row["slot"], row["day"]
+            if key in stale:
+                folded[key] = converted[key], row
+    _write(store, place, folded, {day[:_MONTH] for _, day in stale | (kept.keys() - folded.keys())})
+    return [row for _, (_, row) in sorted(folded.items())]
+
+
+def _read(store: Store, place: str) -> tuple[_Folded, list[str]]:
+    kept: _Folded = {}
+    torn = []
+    for file in store.engine.storage.files(place, ".json"):
+        try:
+            month = json.loads(store.engine.storage.read_text(file.path))
+            if month["query"] == _DAYS:
+                for n, *values in month["rows"]:
+                    row = dict(zip(month["columns"], values, strict=True))
+                    kept[row["slot"], row["day"]] = n, row
+        except (ValueError, TypeError, KeyError):
+            torn.append(file.name)
+    return kept, torn
+
+
+def _write(store: Store, place: str, folded: _Folded, months: set[str]) -> None:
+    rows: dict[str, list[list[Any]]] = defaultdict(list)
+    columns: list[str] = []
+    for (_, day), (n, row) in sorted(folded.items()):
+        if day[:_MONTH] in months:
+            columns = list(row)
+            rows[day[:_MONTH]].append([n, *row.values()])
+    for month in months:
+        content = {"query": _DAYS, "columns": columns, "rows": rows[month]}
+        store.engine.storage.write(f"{place}/{month}.json", json.dumps(content, separators=(",", ":")).encode())

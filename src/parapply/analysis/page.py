@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from parapply.analysis.engine import Rows, Tables
-    from parapply.analysis.section import Section
+    from parapply.analysis.plots import Section
     from parapply.limits import LimitVerdict
 
 _LISTED_FILES: Final = 200

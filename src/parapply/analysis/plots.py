@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from parapply.analysis.engine import Rows
 
+
 BLUE: Final = "#2563a8"
 ORANGE: Final = "#e08a2c"
 GREEN: Final = "#3f9b63"
@@ -159,3 +160,15 @@ def _axis(times: list[datetime]) -> list[str]:
 def _short(value: float) -> float:
     # Half of the page would be digits that no reader sees.
     return float(f"{value:.5g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page."""
+
+    title: str
+    lead: str
+    plots: list[Plot] = field(default_factory=list)
+    #: Shown below the plots: heading of each column, and rows of texts.
+    header: tuple[str, ...] = ()
+    rows: list[tuple[str, ...]] = field(default_factory=list)

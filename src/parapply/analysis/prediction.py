@@ -19,11 +19,10 @@ from statistics import fmean, linear_regression, median, pstdev
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply import config
-from parapply.analysis.changes import Change
+from parapply.analysis.changes import Change, Errors, Usual
 from parapply.analysis.contention import MOST, Executed, Line, Processors, alone_s, beside, fit, learn, line_of_sizes
 from parapply.analysis.replay import Costs, HotRows, Played, Settings, play
 from parapply.analysis.stream import Recorded, stream_of
-from parapply.analysis.trials import Errors, Usual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

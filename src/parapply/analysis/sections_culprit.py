@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from parapply import amounts
 from parapply.analysis import plots, words
-from parapply.analysis.plots import Plot, bar_height
-from parapply.analysis.section import Section
+from parapply.analysis.plots import Plot, Section, bar_height
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -10,7 +10,9 @@ import logging
 import os
 import sys
 import tempfile
+import zipfile
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +23,7 @@ from parapply.errors import ReportRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from importlib.resources.abc import Traversable
 
 #: Settings of every run, on one machine and on a cluster.
 SETTINGS: Final = {
@@ -121,3 +124,38 @@ def _standard_error_to(descriptor: int) -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+# The executors need neither file: all work on records is Spark's own. The driver needs the package's dependencies.
+PACKAGE_FILE: Final = "parapply.zip"
+SCRIPT_FILE: Final = "parapply_report.py"
+_SUFFIXES: Final = (".py", ".html")
+# Always the same file from the same sources.
+_TIME: Final = (2026, 1, 1, 0, 0, 0)
+_SCRIPT: Final = '''\
+"""The report over parapply's apply log, for spark-submit (--py-files parapply.zip)."""
+
+import sys
+
+from parapply.analysis.command import submitted
+
+sys.exit(submitted(sys.argv[1:]))
+'''
+
+
+def write_bundle(folder: Path) -> None:
+    """Write both files, over existing ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / PACKAGE_FILE, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, file in _sources(resources.files("parapply"), "parapply"):
+            archive.writestr(zipfile.ZipInfo(name, _TIME), file.read_bytes(), zipfile.ZIP_DEFLATED)
+    (folder / SCRIPT_FILE).write_text(_SCRIPT)
+
+
+def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
+        path = f"{name}/{entry.name}"
+        if entry.is_dir():
+            yield from _sources(entry, path)
+        elif entry.name.endswith(_SUFFIXES):
+            yield path, entry

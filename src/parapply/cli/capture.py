@@ -218,7 +218,7 @@ def _changes(groups: Sequence[Sequence[str]], *, is_first_enough: bool) -> list[
 
 def _trials(read: Callable[[Sequence[str]], Config], pairs: Sequence[str], changes: Sequence[Change]) -> list[Change]:
     """Return how the settings of short runs differ from the first group's."""
-    from parapply.analysis.trials import trials  # noqa: PLC0415
+    from parapply.analysis.changes import trials  # noqa: PLC0415
 
     apply = read([pair for pair in pairs if not pair.startswith("server.")]).apply
     return trials(None if apply.workers == "auto" else apply.workers, apply.commit_order, changes)

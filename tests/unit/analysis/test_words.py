@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from parapply.amounts import duration, number, percent, size
-from parapply.analysis.bundle import PACKAGE_FILE, SCRIPT_FILE, write_bundle
 from parapply.analysis.figures import EACH_TRANSACTION, FIGURES, STAGES
 from parapply.analysis.plots import log_axis
+from parapply.analysis.session import PACKAGE_FILE, SCRIPT_FILE, write_bundle
 from parapply.cli.main import main
 
 _ROOT = Path(__file__).parents[3]

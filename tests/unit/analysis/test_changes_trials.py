@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parapply.analysis.changes import Change
-from parapply.analysis.trials import Errors, Usual, trials
+from parapply.analysis.changes import Change, Errors, Usual, trials
 
 _RELAXED = Change(order="relaxed")
 _USUAL = Usual("preserve", (2000.0, 6000.0, 4e6))
