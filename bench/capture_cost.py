@@ -27,10 +27,9 @@ from bench.servers import make_stage, versions
 from bench.workloads import LARGE_ROWS
 from parapply.config import SourceConfig
 from parapply.demo.errors import DemoError
-from parapply.demo.interrupts import Interrupts
 from parapply.demo.load import DemoLoad
 from parapply.demo.race import create_slot
-from parapply.demo.stage import BANK, PUBLICATION, end, own_environment
+from parapply.demo.stage import BANK, PUBLICATION, Interrupts, end, own_environment
 from parapply.errors import ParapplyError
 from parapply.quoting import literal
 from parapply.source.options import start_options, streaming_of

@@ -23,8 +23,7 @@ from bench.run_capture import parapply
 from bench.servers import make_stage
 from bench.workloads import LARGE_ROWS
 from parapply.demo.errors import DemoError
-from parapply.demo.interrupts import Interrupts
-from parapply.demo.stage import BANK, PUBLICATION, end, own_environment
+from parapply.demo.stage import BANK, PUBLICATION, Interrupts, end, own_environment
 from parapply.errors import ParapplyError
 
 if TYPE_CHECKING:

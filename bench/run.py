@@ -25,7 +25,7 @@ from bench.report import (
 )
 from bench.servers import make_stage, placed, versions
 from bench.workloads import WORKLOADS
-from parapply.demo.interrupts import Interrupts
+from parapply.demo.stage import Interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -17,7 +17,7 @@ from bench.report import machine_facts
 from bench.runners import runners
 from bench.servers import make_stage, versions
 from bench.workloads import WORKLOADS
-from parapply.demo.interrupts import Interrupts
+from parapply.demo.stage import Interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

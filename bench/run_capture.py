@@ -30,8 +30,7 @@ from bench.workloads import LARGE_ROWS, WORKLOADS
 from parapply.capture.folder import look
 from parapply.capture.scratch import SUM
 from parapply.demo.errors import DemoError
-from parapply.demo.interrupts import Interrupts
-from parapply.demo.stage import BANK, PUBLICATION, own_environment
+from parapply.demo.stage import BANK, PUBLICATION, Interrupts, own_environment
 from parapply.errors import ParapplyError
 
 if TYPE_CHECKING:

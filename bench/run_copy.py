@@ -16,7 +16,7 @@ from bench.copy_shapes import SHAPES
 from bench.copying import medians, prepare, turns
 from bench.report import machine_facts
 from bench.servers import make_stage, versions
-from parapply.demo.interrupts import Interrupts
+from parapply.demo.stage import Interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,7 +28,7 @@ from bench.run_capture import parapply
 from bench.servers import make_stage, placed_on_one, versions
 from bench.what_if import GOOD
 from bench.workloads import LARGE_ROWS
-from parapply.demo.interrupts import Interrupts
+from parapply.demo.stage import Interrupts
 from parapply.errors import ParapplyError
 
 if TYPE_CHECKING:

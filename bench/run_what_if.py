@@ -23,7 +23,7 @@ from bench.report import machine_facts
 from bench.servers import make_stage, versions
 from bench.what_if import FROM_WORKERS, GOOD, KINDS, compare, measure
 from bench.workloads import WORKLOADS
-from parapply.demo.interrupts import Interrupts
+from parapply.demo.stage import Interrupts
 from parapply.errors import ParapplyError
 
 if TYPE_CHECKING:

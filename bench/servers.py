@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bench.options import Alone, Options
     from parapply.demo.binaries import PgBinaries
     from parapply.demo.cluster import Cluster, Setting
-    from parapply.demo.interrupts import Interrupts
+    from parapply.demo.stage import Interrupts
 
 # No runner shall meet a vacuum that the others did not, nor read from disk what fits into memory. PostgreSQL 15 lets
 # so much time pass between the starts of workers of any two subscriptions: 5 s would count for the next turn.

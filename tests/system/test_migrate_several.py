@@ -15,8 +15,7 @@ from psycopg import sql
 
 from parapply import failpoints
 from parapply.config_fleet import slot_name
-from parapply.demo.account import server_account
-from parapply.demo.binaries import find_binaries, find_program
+from parapply.demo.binaries import find_binaries, find_program, server_account
 from parapply.printable import printable
 from parapply.quoting import toml_string
 from tests.fixtures.databases import Database

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from parapply.commands.snapshot_client import snapshots
+from parapply.commands.snapshot import snapshots
 from parapply.config import load_config
 from parapply.errors import TargetLost, TargetRefused
 from parapply.model import format_lsn, parse_lsn

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 import parapply
 from parapply.cli import bench
 from parapply.cli import main as cli
+from parapply.cli.main import sources_digest
 from parapply.cli.options import taken
-from parapply.cli.version import sources_digest
 from parapply.copy.command import CopyOptions
 from parapply.errors import ApplyFailed, ParapplyError, SourceRefused, TargetRefused
 

@@ -9,6 +9,6 @@ Parquet, each once) with `schema` (from the log's own) → `views` → `compute`
 `more_workers` answers `--what-if` (`changes`): `prediction` learns what things cost, with `contention`, and states an
 interval. `stream` makes the transactions of a log again, and `replay` drives the daemon's engine with them.
 
-An `engine` computes: `duck` with `local` (files of this machine), or `spark` with `session` and `java` (where Spark
-comes from). Only these know which one it is. `progress` writes to the terminal.
+An `engine` computes: `duck` with `local` (files of this machine), or `spark` with `session` (where Spark and Java come
+from). Only these know which one it is. `progress` writes to the terminal.
 """

@@ -17,7 +17,7 @@ from psycopg import sql
 from parapply import sharing
 from parapply.check.findings import Code, End, Finding, Severity
 from parapply.check.kinds import KINDS
-from parapply.check.rulings import ProviderEnd, Ruling, Status, rulings, with_fixes
+from parapply.check.providers import ProviderEnd, Ruling, Status, rulings, with_fixes
 from parapply.check.server import read_rows
 from parapply.check.source import few, read_source
 from parapply.check.tables import read_tables

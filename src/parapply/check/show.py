@@ -16,7 +16,7 @@ from rich.text import Text
 
 from parapply.check.findings import Severity
 from parapply.check.kinds import KINDS
-from parapply.check.rulings import Status
+from parapply.check.providers import Status
 from parapply.plan.table import Lane
 from parapply.printable import printable
 from parapply.quoting import copyable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from parapply.check.findings import Code, Finding
     from parapply.check.look import Report
-    from parapply.check.rulings import Ruling
+    from parapply.check.providers import Ruling
 
 #: Columns of what stands before the words of a line, and of those words at least.
 _HANG: Final = 5

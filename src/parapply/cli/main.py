@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import hashlib
 import importlib
 import math
 import os
@@ -17,18 +18,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+import parapply
 from parapply import driver_versions, failpoints
-from parapply.cli import version
 from parapply.cli.options import Lsn, UntilType, connection_options, copy_options, light_start, load, load_all, taken
 from parapply.errors import ParapplyError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from parapply.config import Config
     from parapply.config_fleet import Fleet
     from parapply.model import Until
-
 #: Exit status after Ctrl-C, as shells count it: 128 + SIGINT.
 _INTERRUPTED = 130
 #: Errors of an output that takes nothing: a full disk, a quota, a terminal that has gone.
@@ -54,6 +54,37 @@ _LATER = {
     "top": ("parapply.cli.top", "top"),
     "report": ("parapply.analysis.command", "report"),
 }
+#: Digits of the digest that are shown: enough for all commits of a project.
+_DIGITS: Final = 12
+
+
+def show(ctx: click.Context, _param: click.Parameter, is_asked: bool) -> None:  # noqa: FBT001  click's
+    """Print the versions and end the program, if it is asked to."""
+    if is_asked and not ctx.resilient_parsing:
+        click.echo("\n".join(_lines()))
+        ctx.exit()
+
+
+def _lines() -> Iterator[str]:
+    import psycopg  # noqa: PLC0415  help does without it
+
+    libpq = psycopg.pq.version()
+    hot_path = f"interpreted ({parapply.WHY_INTERPRETED})" if parapply.WHY_INTERPRETED else "compiled"
+    yield f"parapply {parapply.__version__}"
+    yield f"sources {sources_digest(Path(parapply.__file__).parent)}, hot path {hot_path}"
+    yield (
+        f"python {'.'.join(map(str, sys.version_info[:3]))}, psycopg {psycopg.__version__} ({psycopg.pq.__impl__}),"
+        f" libpq {libpq // 10000}.{libpq % 10000}"
+    )
+
+
+def sources_digest(package: Path) -> str:
+    """Return a digest of the names and contents of a package's modules, which is the same in a checkout and a wheel."""
+    digest = hashlib.sha256()
+    for name, file in sorted((file.relative_to(package).as_posix(), file) for file in package.rglob("*.py")):
+        content = file.read_bytes()
+        digest.update(f"{name} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:_DIGITS]
 
 
 class _Commands(click.Group):
@@ -83,9 +114,7 @@ Examples:
 Exit codes: 0 done, 1 not reached in time, 2 usage or configuration, 3 source refused,
 4 target refused, 5 stopped on a conflict or a data error, 130 interrupted.""",
 )
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=version.show, help="Print versions."
-)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=show, help="Print versions.")
 def cli() -> None:
     """Apply a PostgreSQL publication in parallel on a target database."""
 

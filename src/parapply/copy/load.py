@@ -8,6 +8,7 @@ an interrupted copy forward; a table for which that is not possible is copied ag
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -18,11 +19,9 @@ from parapply import failpoints
 from parapply.copy import replaced, resume
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
-from parapply.copy.binary import is_binary
-from parapply.copy.parts import COPIED_PAGES, copy_in, copy_out
+from parapply.copy.parts import COPIED_PAGES, copy_in, copy_out, is_binary
 from parapply.copy.places import Access, Places
 from parapply.copy.pump import pump
-from parapply.copy.queue import PartQueue
 from parapply.copy.writer import Writers
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.source import slot
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from parapply.copy.writer import Writer
     from parapply.plan.copy_starts import Name
     from parapply.target.state.copy_parts import CopiedPart
-
 #: Seconds between two notes of how far tables are, if none is complete before.
 _NOTE_S = 2.0
 
@@ -51,6 +49,45 @@ _SAME_FILE: Final = """
 SELECT c.relfilenode = pg_catalog.pg_relation_filenode(c.oid) AND c.oid = pg_catalog.to_regclass(%s)
   FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
  WHERE n.nspname = %s AND c.relname = %s"""
+
+
+class PartQueue:
+    """The next part for each connection. Written by the connections' tasks, which are tasks of one loop.
+
+    Each connection has a table to itself as long as there are tables that none has begun. Every other one takes the
+    smallest, so that many tables are complete soon: what is complete is kept if the copy is killed. The others take the
+    largest, whose indexes are then made while there is still something to copy. At the end they share what is left.
+    """
+
+    def __init__(self, tables: Mapping[Name, Sequence[Part]]) -> None:
+        """Take tables with their parts; one without any is never given out."""
+        sizes = {name: sum(part.pages for part in parts) for name, parts in tables.items() if parts}
+        #: Not begun, the smallest first.
+        self._waiting = deque(sorted(sizes, key=lambda name: (sizes[name], name)))
+        self._parts = {name: deque(parts) for name, parts in tables.items() if parts}
+        self._table_of: dict[int, Name] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether all parts are given out."""
+        return not self._parts
+
+    def take(self, connection: int) -> tuple[Name, Part] | None:
+        """Return the next part for a connection, by its number from 1 on; None when all are given out."""
+        name = self._table_of.get(connection)
+        if name not in self._parts:
+            if self._waiting:
+                name = self._waiting.popleft() if connection % 2 else self._waiting.pop()
+            else:
+                name = max(self._parts, key=lambda one: len(self._parts[one]), default=None)
+            if name is None:
+                return None
+            self._table_of[connection] = name
+        parts = self._parts[name]
+        part = parts.popleft()
+        if not parts:
+            del self._parts[name]
+        return name, part
 
 
 class Watcher(Protocol):

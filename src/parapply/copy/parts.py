@@ -14,18 +14,53 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from psycopg import sql
 
-from parapply.copy.binary import CONSTANT_TYPES
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from parapply.copy.leaves import Leaf
     from parapply.copy.published import PublishedTable
-
 _NO_TYPES: Final[Mapping[str, int]] = MappingProxyType({})
 #: Pages of a part that is copied: 16 MB with PostgreSQL's own page size. Small enough that connections end at about the
 #: same time, large enough that a part's start and commit, some milliseconds, cost little.
 COPIED_PAGES = 2048
+#: OIDs of built-in types, the same on every server (pg_type.dat), whose binary form has not changed since PostgreSQL 14
+#: at least. A table with any other type is copied as text: types of users and extensions may differ under one name,
+#: arrays and composites name the types of their elements by number, and an infinite interval is a number of months to
+#: servers before 17. Length and precision are checked on the way in as they are for text.
+BINARY_TYPES = frozenset(
+    {
+        16,  # bool
+        17,  # bytea
+        20,  # int8
+        21,  # int2
+        23,  # int4
+        25,  # text
+        114,  # json
+        700,  # float4
+        701,  # float8
+        1042,  # bpchar
+        1043,  # varchar
+        1082,  # date
+        1083,  # time
+        1114,  # timestamp
+        1184,  # timestamptz
+        1266,  # timetz
+        1700,  # numeric
+        2950,  # uuid
+        3802,  # jsonb
+    }
+)
+
+#: Names of the types of constants, by OID; any other constant comes as text.
+CONSTANT_TYPES = {16: "bool", 20: "int8", 21: "int2", 23: "int4", 25: "text", 1043: "varchar", 2950: "uuid"}
+
+
+def is_binary(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
+    """Return whether a table's rows can go in binary."""
+    return all(target_types.get(column) in CONSTANT_TYPES for column in table.constants) and all(
+        type_oid in BINARY_TYPES and target_types.get(column) == type_oid
+        for column, type_oid in zip(table.columns, table.types, strict=True)
+    )
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """The fence: new sessions of a database are read only, and its old ones end; or a command of the operator's does it.
 
 A session may still say `SET default_transaction_read_only = off`. The fence is for applications that do not. That none
-of them wrote is not assumed: the slot is asked for transactions after the fence (`late.py`). Deadlines are by
+of them wrote is not assumed: the slot is asked for transactions after the fence (`command.py`). Deadlines are by
 `time.monotonic`.
 
 In: a plain session on the server that is fenced. Source: PostgreSQL manual, "ALTER DATABASE", "pg_stat_activity",

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from parapply import WHY_INTERPRETED
 from parapply.demo.command import Parapply
-from parapply.demo.interrupts import Interrupts
 from parapply.demo.load import DemoLoad
 from parapply.demo.race import (
     create_slot,
@@ -23,14 +22,14 @@ from parapply.demo.race import (
     verify_target,
 )
 from parapply.demo.show import (
+    View,
     show_applylog,
     show_comparison,
     show_how_to_go_on,
     show_progress,
     show_race,
 )
-from parapply.demo.stage import BANK, Stage
-from parapply.demo.view import View
+from parapply.demo.stage import BANK, Interrupts, Stage
 
 if TYPE_CHECKING:
     from parapply.demo.command import Comparison

@@ -16,9 +16,8 @@ from psycopg import sql as pgsql
 from psycopg.conninfo import make_conninfo
 
 from parapply.demo.binaries import find_program
-from parapply.demo.cluster import DEFAULT_SETTINGS, SUPERUSER, Cluster, Setting, StopMode, clean_environment
+from parapply.demo.cluster import DEFAULT_SETTINGS, SUPERUSER, Cluster, Setting, StopMode, clean_environment, free_port
 from parapply.demo.errors import DemoError
-from parapply.demo.postmaster import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -21,7 +21,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import connect
-from parapply.commands.snapshot_client import Snapshot, snapshots
+from parapply.commands.snapshot import Snapshot, snapshots
 from parapply.copy import replaced
 from parapply.copy import snapshot as source_snapshots
 from parapply.copy import tables as on_target

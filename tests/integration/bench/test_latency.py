@@ -11,9 +11,8 @@ from rich.console import Console
 from bench import latency, probing
 from bench.latency import BUILT_IN, LatencyOptions, LatencyTurn, measure, parapply
 from bench.latency_report import document, percentiles, summary
-from parapply.demo.interrupts import Interrupts
 from parapply.demo.load import DemoLoad
-from parapply.demo.stage import BANK, Stage
+from parapply.demo.stage import BANK, Interrupts, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

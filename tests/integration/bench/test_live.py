@@ -8,8 +8,7 @@ import pytest
 
 from bench.attached import System
 from bench.live import LiveOptions, LiveTurn, measure
-from parapply.demo.interrupts import Interrupts
-from parapply.demo.stage import BANK, Stage
+from parapply.demo.stage import BANK, Interrupts, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,7 @@ import pytest
 
 from bench.attached import System
 from bench.standby import LEVELS, Standby, StandbyOptions, measure
-from parapply.demo.interrupts import Interrupts
-from parapply.demo.stage import Stage
+from parapply.demo.stage import Interrupts, Stage
 
 if TYPE_CHECKING:
     import subprocess

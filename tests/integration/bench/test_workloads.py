@@ -20,9 +20,8 @@ from bench.options import ALONE, Options
 from bench.servers import placed
 from bench.workloads import WORKLOADS
 from parapply.demo.errors import DemoError
-from parapply.demo.interrupts import Interrupts
 from parapply.demo.race import create_slot, drop_target, make_target
-from parapply.demo.stage import BANK, PUBLICATION, Stage
+from parapply.demo.stage import BANK, PUBLICATION, Interrupts, Stage
 from parapply.source.options import start_options
 from tests.fixtures.databases import Database
 

@@ -13,8 +13,7 @@ from parapply.check import show
 from parapply.check.findings import Code, End, Finding
 from parapply.check.kinds import KINDS
 from parapply.check.look import Report
-from parapply.check.providers import RULES, ProviderRule
-from parapply.check.rulings import ProviderEnd, Ruling, Status, rulings, with_fixes
+from parapply.check.providers import RULES, ProviderEnd, ProviderRule, Ruling, Status, rulings, with_fixes
 from parapply.check.server import SETTINGS, Server
 from parapply.config import SECTIONS, Config, load_config
 from parapply.vocabulary import Provider

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parapply.copy.binary import is_binary
+from parapply.copy.parts import is_binary
 from parapply.copy.published import PublishedTable
 
 _INT4, _INT8, _TEXT, _INTERVAL, _INT4_ARRAY, _OF_A_USER = 23, 20, 25, 1186, 1007, 16_400

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply.analysis.java import find_java, java_version
+from parapply.analysis.session import find_java, java_version
 from parapply.errors import JavaMissing
 from tests.java import main
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.copy.bar import Bar, CopyProgress
+from parapply.copy.load import PartQueue
 from parapply.copy.parts import Part
 from parapply.copy.published import PublishedTable
-from parapply.copy.queue import PartQueue
 
 if TYPE_CHECKING:
     from parapply.plan.copy_starts import Name

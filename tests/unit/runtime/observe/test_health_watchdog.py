@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parapply.runtime.observe.watchdog import Heartbeat, Watchdog
+from parapply.runtime.observe.health import Heartbeat, Watchdog
 
 _PATIENCE_S = 10.0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from parapply.migrate.board import Board
+from parapply.migrate.several import Board
 from parapply.vocabulary import MigrationStep
 
 if TYPE_CHECKING:
