@@ -14,8 +14,7 @@ import click
 import msgspec
 
 from docs.site import refusals
-from parapply.check.findings import Severity
-from parapply.check.kinds import KINDS
+from parapply.check.kinds import KINDS, Severity
 from parapply.check.providers import RULES
 from parapply.cli.main import cli
 from parapply.config import SECTIONS, TableConfig, TableConflictConfig

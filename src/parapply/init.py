@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 
 from parapply import connect
-from parapply.check.findings import Code, End, Severity
-from parapply.check.kinds import KINDS
+from parapply.check.kinds import KINDS, Code, End, Severity
 from parapply.check.look import look_at
 from parapply.check.source import CheckOptions
 from parapply.commands import lifecycle
@@ -31,7 +30,7 @@ from parapply.target.state import cutovers
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from parapply.check.findings import Finding
+    from parapply.check.kinds import Finding
     from parapply.config import Config
     from parapply.copy.published import PublishedTable
 

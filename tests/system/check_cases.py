@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from parapply.check.findings import Code
+from parapply.check.kinds import Code
 
 #: The tables of one pair; each is named after what is wrong with it.
 SOURCE: Final = """

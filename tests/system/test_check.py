@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from parapply.check import look as check_look
-from parapply.check.findings import Code
+from parapply.check.kinds import Code
 from parapply.check.look import look
 from parapply.check.source import CheckOptions
 from parapply.config import Config, load_config

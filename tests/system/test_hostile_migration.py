@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from psycopg import sql
 
-from parapply.copy.dumped import statements
+from parapply.copy.schema import statements
 from parapply.demo.binaries import find_binaries, find_program
 from parapply.quoting import copyable, identifier, literal
 from tests.fixtures.databases import create_database, drop_database

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from parapply.check import show
-from parapply.check.findings import Code, End, Finding, Severity
-from parapply.check.kinds import KINDS
+from parapply.check.kinds import KINDS, Code, End, Finding, Severity
 from parapply.check.look import Report
 from parapply.check.source import findings_of_publications, findings_of_publisher, publications_query
 from parapply.check.tables import takes_all

@@ -12,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from parapply.metrics import table
 from parapply.metrics.exposition import SlotFigures, exposition
-from parapply.metrics.figures import Figures, Histogram
-from parapply.metrics.moves import cutover_values, migration_values
+from parapply.metrics.figures import Figures, Histogram, cutover_values, migration_values
 from parapply.vocabulary import CutoverStep
 
 

@@ -355,7 +355,7 @@ def _print_overview(outcome: ReportOutcome) -> None:
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    from parapply.analysis.overview import HEADER, cells  # noqa: PLC0415
+    from parapply.analysis.words import HEADER, cells  # noqa: PLC0415
 
     table = Table(*HEADER, box=box.SIMPLE)
     for row in cells(outcome.tables["slots"]):

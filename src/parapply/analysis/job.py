@@ -19,9 +19,9 @@ from parapply import __version__, amounts
 from parapply.analysis import page, words
 from parapply.analysis.compute import QUERIES, compute
 from parapply.analysis.figures import FIGURES
-from parapply.analysis.overview import overview
 from parapply.analysis.store import PACKED, SUFFIXES, Store, groups, ignored
 from parapply.analysis.views import Scope, make_views
+from parapply.analysis.words import overview
 from parapply.errors import ReportRefused
 
 if TYPE_CHECKING:

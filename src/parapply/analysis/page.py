@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 from parapply import amounts
 from parapply.analysis import words
 from parapply.analysis.figures import FIGURES
-from parapply.analysis.overview import HEADER, cells
 from parapply.analysis.sections import sections
 from parapply.analysis.verdict import verdict
+from parapply.analysis.words import HEADER, cells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

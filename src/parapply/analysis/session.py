@@ -28,6 +28,7 @@ from parapply.errors import JavaMissing, ReportRefused
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from importlib.resources.abc import Traversable
+
 #: Settings of every run, on one machine and on a cluster.
 SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",

@@ -10,14 +10,27 @@ from typing import TYPE_CHECKING, Any, Final
 from parapply.amounts import duration, number, percent
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
     from parapply.analysis.engine import Rows, Tables
+    from parapply.limits import LimitVerdict
 
 #: A part of the time that is worth a sentence.
 _NOTABLE: Final = 0.05
 #: More workers that bring less than this bring nothing.
 _NO_GAIN: Final = 0.02
+#: Titles of the cells.
+HEADER: Final = (
+    "slot",
+    "last commit (UTC)",
+    "transactions",
+    "half within",
+    "99 % within",
+    "conflicts",
+    "waits",
+    "limit",
+)
 
 
 def period(first: datetime, last: datetime) -> str:
@@ -190,3 +203,56 @@ def _asked(what_if: Rows) -> str:
 def times(factor: float) -> str:
     """Return the factor of a speed-up in words: ``2.7 times``, ``280 times``."""
     return f"{factor:.1f} times" if factor < 10 else f"{factor:.0f} times"
+
+
+def overview(tables: Tables, verdicts: Mapping[str, LimitVerdict]) -> Rows:
+    """Return one row a slot, in the order of `summary`, then slots with days before it only.
+
+    Args:
+        tables: `summary`, `latency`, `waits` and `days` of all slots.
+        verdicts: by slot; one without is not limited by anything that was measured.
+    """
+    rows = []
+    for summary in tables["summary"]:
+        slot = summary["slot"]
+        stages = {row["stage"]: row for row in tables["latency"] if row["slot"] == slot}
+        delay = stages.get("each transaction", stages["oldest transaction of a batch"])
+        waits = max((row for row in tables["waits"] if row["slot"] == slot), key=lambda row: row["share"], default=None)
+        said = verdicts.get(slot)
+        rows.append(
+            {
+                "slot": slot,
+                "last_at": summary["last_at"],
+                "transactions": summary["transactions"],
+                "delay_p50_s": delay["p50_s"],
+                "delay_p99_s": delay["p99_s"],
+                "conflicts": summary["conflicts"],
+                "wait": waits["part"] if waits else None,
+                "wait_share": waits["share"] if waits else None,
+                "limit": said.limit if said else None,
+                "limit_words": said.words if said else None,
+            }
+        )
+    last_days = {row["slot"]: row["day"] for row in tables["days"]}
+    for slot in sorted(last_days.keys() - {row["slot"] for row in rows}):
+        said_of_it = f"no batch in this time, the last on {last_days[slot]}"
+        rows.append(
+            dict.fromkeys(rows[0]) | {"slot": slot, "transactions": 0, "conflicts": 0, "limit_words": said_of_it}
+        )
+    return rows
+
+
+def cells(rows: Rows) -> list[tuple[str, ...]]:
+    """Return the rows as texts, as `HEADER` names them."""
+    return [
+        (
+            row["slot"],
+            f"{row['last_at']:%Y-%m-%d %H:%M:%S}" if row["last_at"] else "",
+            number(row["transactions"]),
+            *("" if row[name] is None else duration(row[name]) for name in ("delay_p50_s", "delay_p99_s")),
+            number(row["conflicts"]),
+            f"{row['wait']} {percent(row['wait_share'])}" if row["wait"] else "",
+            row["limit_words"] or "",
+        )
+        for row in rows
+    ]

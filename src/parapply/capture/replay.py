@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from parapply.login import Login
     from parapply.source.slot_stream import SlotStream
     from parapply.target.session import settings
+
 #: Policy of conflicts about rows from before the capture, which the scratch database lacks.
 _MISSING = "skip"
 #: Seconds of a trial, about, and the part of the capture that it takes at most, so that none is a whole run.

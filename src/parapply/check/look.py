@@ -15,8 +15,7 @@ import psycopg
 from psycopg import sql
 
 from parapply import sharing
-from parapply.check.findings import Code, End, Finding, Severity
-from parapply.check.kinds import KINDS
+from parapply.check.kinds import KINDS, Code, End, Finding, Severity
 from parapply.check.providers import ProviderEnd, Ruling, Status, rulings, with_fixes
 from parapply.check.server import read_rows
 from parapply.check.source import few, read_source

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from psycopg import sql
 
-from parapply.check.findings import Code, End, Finding
-from parapply.check.kinds import KINDS
+from parapply.check.kinds import KINDS, Code, End, Finding
 from parapply.check.server import Server
 from parapply.vocabulary import Provider
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from parapply.config import Config
+
 #: As SHOW prints a setting that is on; Amazon's page has both.
 _ON: Final = frozenset({"on", "1"})
 

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parapply.check.findings import Severity
-from parapply.check.kinds import KINDS
+from parapply.check.kinds import KINDS, Severity
 from parapply.check.providers import Status
 from parapply.plan.table import Lane
 from parapply.printable import printable
@@ -24,7 +23,7 @@ from parapply.quoting import copyable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from parapply.check.findings import Code, Finding
+    from parapply.check.kinds import Code, Finding
     from parapply.check.look import Report
     from parapply.check.providers import Ruling
 

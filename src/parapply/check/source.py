@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from psycopg import sql
 
-from parapply.check.findings import Code, Finding
+from parapply.check.kinds import Code, Finding
 from parapply.check.server import Server, read_rows, read_server
 from parapply.check.shapes import TableShape, UserType, read_shapes, read_types
 from parapply.copy.published import PublishedTable, published_tables, schema_only_tables

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
-from parapply.check.findings import Code, Finding
+from parapply.check.kinds import Code, Finding
 from parapply.check.shapes import read_shapes, read_types
 from parapply.conflict.policies import Rules
 from parapply.copy import tables as on_target
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from parapply.plan.copy_starts import Name
     from parapply.plan.table import Replacement
     from parapply.target.session.settings import Connection
+
 _KINDS: Final = {"c": "check constraint", "x": "exclusion constraint", "f": "foreign key", "u": "unique index"}
 
 _TYPE: Final = re.compile(r"(?P<base>[^(\[]+)(?:\((?P<modifier>[\d,-]+)\))?(?P<rest>[^(\[]*)(?P<array>(?:\[\])*)")

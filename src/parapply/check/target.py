@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from psycopg import sql
 
-from parapply.check.findings import Code, Finding
+from parapply.check.kinds import Code, Finding
 from parapply.check.server import Server, read_rows, read_server
 from parapply.check.source import few
 from parapply.conflict.policies import Rules

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from parapply.config import Config
     from parapply.config_fleet import Fleet
     from parapply.model import Until
+
 #: Exit status after Ctrl-C, as shells count it: 128 + SIGINT.
 _INTERRUPTED = 130
 #: Errors of an output that takes nothing: a full disk, a quota, a terminal that has gone.
@@ -44,13 +45,13 @@ _LATER = {
     "capture": ("parapply.cli.capture", "capture"),
     "conflicts": ("parapply.cli.conflicts", "conflicts"),
     "cutover": ("parapply.cli.cutover", "cutover"),
-    "heal": ("parapply.cli.heal", "heal"),
+    "heal": ("parapply.cli.rows", "heal"),
     "migrate": ("parapply.cli.migrate", "migrate"),
-    "seed": ("parapply.cli.seed", "seed"),
+    "seed": ("parapply.cli.rows", "seed"),
     "skip": ("parapply.cli.conflicts", "skip"),
-    "pause": ("parapply.cli.pause", "pause"),
+    "pause": ("parapply.cli.rows", "pause"),
     "replay": ("parapply.cli.capture", "replay"),
-    "resume": ("parapply.cli.pause", "resume"),
+    "resume": ("parapply.cli.rows", "resume"),
     "top": ("parapply.cli.top", "top"),
     "report": ("parapply.analysis.command", "report"),
 }

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from parapply.config import Config
     from parapply.target.session.settings import Connection
     from parapply.target.state.requests import SnapshotRequest
+
 #: Environment of the command; of the second target on with _2, _3 ... behind the name.
 _SNAPSHOT_VARIABLE = "PARAPPLY_SNAPSHOT"
 _LSN_VARIABLE = "PARAPPLY_LSN"

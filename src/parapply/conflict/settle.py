@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from parapply.plan.table import TablePlan
     from parapply.target.session.session import WorkerSession
     from parapply.target.sql.commands import CommandBuilder, Operation
+
 #: Changes after one savepoint: they are executed again when one of them conflicts.
 _RUN: Final = 64
 #: A change may have one conflict after another: another writer's row, a row in the way, one that has come since.

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from parapply.config import Config
-    from parapply.copy.leaves import Leaf
     from parapply.copy.parts import Part
-    from parapply.copy.published import PublishedTable
+    from parapply.copy.published import Leaf, PublishedTable
     from parapply.copy.snapshot import SourceSnapshot
     from parapply.copy.tables import Deferrable
     from parapply.copy.writer import Writer
     from parapply.plan.copy_starts import Name
     from parapply.target.state.copy_parts import CopiedPart
+
 #: Seconds between two notes of how far tables are, if none is complete before.
 _NOTE_S = 2.0
 

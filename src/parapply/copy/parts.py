@@ -17,8 +17,8 @@ from psycopg import sql
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from parapply.copy.leaves import Leaf
-    from parapply.copy.published import PublishedTable
+    from parapply.copy.published import Leaf, PublishedTable
+
 _NO_TYPES: Final[Mapping[str, int]] = MappingProxyType({})
 #: Pages of a part that is copied: 16 MB with PostgreSQL's own page size. Small enough that connections end at about the
 #: same time, large enough that a part's start and commit, some milliseconds, cost little.

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from parapply.config import Config
-    from parapply.copy.leaves import Leaf
-    from parapply.copy.published import PublishedTable
+    from parapply.copy.published import Leaf, PublishedTable
     from parapply.copy.snapshot import SourceSnapshot
     from parapply.copy.writer import Writer
     from parapply.model import Relation

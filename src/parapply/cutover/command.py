@@ -38,9 +38,8 @@ from parapply.cutover.client_sessions import ClientSessions
 from parapply.cutover.comparison import CutoverComparison
 from parapply.cutover.hooks import Hooks
 from parapply.cutover.look import CutoverLook, CutoverOptions, Pair, check_pair
-from parapply.cutover.notes import CutoverNotes
+from parapply.cutover.notes import CutoverNotes, Held, Undoing
 from parapply.cutover.poolers import Poolers
-from parapply.cutover.undoing import Held, Undoing
 from parapply.engine.state import covers
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, SlotBusy, SourceRefused, TargetRefused
 from parapply.model import format_lsn
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from parapply.config import Config
     from parapply.cutover.meeting import Meeting
     from parapply.source.slot import Connection
+
 _INCOMPLETE: Final = 1
 #: Seconds between two looks at a slot that is about to be left.
 _POLL_S: Final = 0.01

@@ -11,8 +11,7 @@ import click
 import msgspec
 from psycopg import sql
 
-from parapply.check.findings import Code, Finding, Severity
-from parapply.check.kinds import KINDS
+from parapply.check.kinds import KINDS, Code, Finding, Severity
 from parapply.check.look import look_at
 from parapply.check.source import CheckOptions
 from parapply.copy.published import published_tables

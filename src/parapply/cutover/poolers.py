@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from parapply.cutover.look import Pair
     from parapply.target.state.cutovers import PausedPooler
+
 #: Port of a line of PgBouncer's that names none.
 _DEFAULT_PORT = 5432
 #: The command that leads poolers to the target whose file is not ours to write.

@@ -27,6 +27,7 @@ from parapply.extras import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
 # Several directories are separated as in PATH.
 PGBIN_VARIABLE = "PARAPPLY_PGBIN"
 

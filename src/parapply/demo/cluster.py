@@ -27,6 +27,7 @@ from parapply.demo.errors import DemoError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
 Setting = str | int | bool
 StopMode = Literal["smart", "fast", "immediate"]
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from parapply.demo.command import Comparison, Parapply
     from parapply.demo.race import Drained
     from parapply.demo.stage import Stage
+
 _PROGRESS = "SELECT to_json(p) FROM parapply.progress AS p WHERE slot_name = %s"
 _LOG_TAIL_LINES = 3
 # PostgreSQL's sessions report their statistics about once a second; rates are means of this many seconds.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from parapply.demo.cluster import Setting
 
     Handler = Callable[[int, FrameType | None], object] | int | None
+
 MAJOR = 18
 #: Database on both servers, and the publication of all its tables.
 BANK = "bank"

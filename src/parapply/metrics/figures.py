@@ -5,13 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parapply.applylog_schema import RowCounts
 from parapply.metrics import table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from parapply.metrics.table import Metric
 
@@ -147,3 +147,42 @@ class Figures:
 
 def _by_one(counts: Mapping[str, float]) -> dict[tuple[str, ...], float]:
     return {(key,): number for key, number in counts.items()}
+
+
+def migration_values(steps: Iterable[Mapping[str, Any]]) -> Values:
+    """Return the gauges of the steps that were begun; none without a migration."""
+    values: Values = {
+        table.MIGRATION_STEP: {},
+        table.MIGRATION_SECONDS: {},
+        table.MIGRATION_DONE: {},
+        table.MIGRATION_EXPECTED: {},
+        table.MIGRATION_BYTES: {},
+        table.MIGRATION_LEFT: {},
+    }
+    for one in steps:
+        step = one["step"]
+        for state in table.STEP_STATES:
+            values[table.MIGRATION_STEP][step, state] = float(one["state"] == state)
+        values[table.MIGRATION_SECONDS][step,] = one["seconds"]
+        if one["unit"]:
+            values[table.MIGRATION_DONE][step, one["unit"]] = one["done"]
+            if one["total"]:
+                values[table.MIGRATION_EXPECTED][step, one["unit"]] = one["total"]
+        if one["size_bytes"]:
+            values[table.MIGRATION_BYTES][step,] = one["size_bytes"]
+        if one["left_s"] is not None:
+            values[table.MIGRATION_LEFT][step,] = one["left_s"]
+    return values
+
+
+def cutover_values(found: Mapping[str, Any] | None) -> Values:
+    """Return the gauges of a cut-over; none before the first one."""
+    if found is None:
+        return {}
+    slot = found["reverse_slot"]
+    return {
+        table.CUTOVER_STEP: {(step, slot): float(step == found["step"]) for step in table.CUTOVER_STEPS},
+        table.CUTOVER_STEP_SECONDS: {(): found["step_s"]},
+        table.CUTOVER_FENCED: {(): float(found["is_fenced"])},
+        table.CUTOVER_GAP: {} if found["gap_s"] is None else {(): found["gap_s"]},
+    }

@@ -17,7 +17,7 @@ from parapply.errors import ConfigError, ParapplyError
 from parapply.http_server import TEXT, HttpServer
 from parapply.logs import redact_text
 from parapply.metrics.exposition import CONTENT_TYPE, SlotFigures, exposition
-from parapply.metrics.moves import migration_values
+from parapply.metrics.figures import migration_values
 from parapply.target.session.settings import target_errors
 from parapply.target.state import migrations
 from parapply.target.state.moves import records

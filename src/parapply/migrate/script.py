@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from parapply.copy.dumped import DumpedStatement, edited, statements
+from parapply.copy.schema import DumpedStatement, edited, statements
 from parapply.quoting import identifier
 
 if TYPE_CHECKING:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from parapply.migrate.options import MigrateOptions
     from parapply.target.state.migrations import StepRow
+
 #: Database of the target in which the others are made.
 _OUTSIDE: Final = "postgres"
 _MEGABYTE: Final = 1e6

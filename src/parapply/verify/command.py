@@ -26,8 +26,7 @@ from parapply.copy import replaced
 from parapply.copy import snapshot as source_snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar
-from parapply.copy.leaves import leaves_of
-from parapply.copy.published import PublishedTable, published_tables, without
+from parapply.copy.published import PublishedTable, leaves_of, published_tables, without
 from parapply.errors import ParapplyError, SourceRefused
 from parapply.model import format_lsn
 from parapply.printable import printable
@@ -36,15 +35,14 @@ from parapply.source import slot
 from parapply.target.session import settings
 from parapply.verify import canonical
 from parapply.verify.differences import Difference, differences, differing_ranges, shown
-from parapply.verify.postgres import BEFORE_TABLES, Compared, VerifyEnd
-from parapply.verify.sampled import drawn, ranges_of
+from parapply.verify.postgres import BEFORE_TABLES, Compared, VerifyEnd, drawn, ranges_of
 from parapply.verify.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from parapply.config import Config
-    from parapply.copy.leaves import Leaf
+    from parapply.copy.published import Leaf
     from parapply.copy.snapshot import SourceSnapshot
 
 #: Ranges whose rows are read at once: a few hundred thousand keys in memory.

@@ -10,23 +10,25 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
+from psycopg import sql
 
-from parapply.copy.leaves import Leaf
 from parapply.copy.parts import Part, parts_of
-from parapply.copy.published import PublishedTable
+from parapply.copy.published import Leaf, PublishedTable
 from parapply.source.slot import source_errors
 from parapply.target.session.settings import target_errors
 from parapply.target.sql.own_rows import own_condition
 from parapply.verify import canonical
+from parapply.verify.canonical import Ranges
 from parapply.verify.differences import Summary, add
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     import psycopg
-    from psycopg import sql
 
+    from parapply.source.slot import Connection
     from parapply.verify.differences import Key
 
 #: Run in a session that compares, before it reads.
@@ -36,6 +38,9 @@ GO_BACK: Final = "ROLLBACK TO SAVEPOINT before_tables"
 _MOST_LOCKED: Final = 100
 
 Session: TypeAlias = "psycopg.AsyncConnection[tuple[Any, ...]]"
+#: Pages of the sample for each range, about, and at least for a table.
+_PAGES_PER_RANGE = 2
+_FEWEST_PAGES = 64
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,3 +150,49 @@ class VerifyEnd:
                     group.create_task(lane(session), name=f"verify-{end}-{number}")
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
+
+
+def drawn(chosen: random.Random, n_ranges: int, n_wanted: int, read: Sequence[int]) -> list[int]:
+    """Return numbers of ranges in their order, none of those that were read; fewer if not enough are left."""
+    some = chosen.sample(range(n_ranges), min(n_ranges, n_wanted + len(read)))
+    return sorted([number for number in some if number not in read][:n_wanted])
+
+
+# A bad sample makes ranges of unequal size, but no wrong result: both ends number the rows by the same values.
+async def ranges_of(source: Connection, table: PublishedTable, type_name: str, count: int) -> Ranges:
+    """Return about `count` ranges of the key's first column; hash slices if too few of its values differ.
+
+    Raises:
+        SourceRefused, SourceLost: the sample could not be read.
+    """
+    column = table.key[0]
+    leaves = [leaf for leaf in table.leaves if leaf.has_ranges]
+    pages = max(1, sum(leaf.pages for leaf in leaves))
+    # The same share of every leaf, or the sample would not be like the table.
+    percent = min(100.0, 100 * max(_FEWEST_PAGES, count * _PAGES_PER_RANGE) / pages)
+    select = sql.SQL("SELECT {}::{} AS v FROM ONLY {} TABLESAMPLE SYSTEM ({})")
+    samples = sql.SQL(" UNION ALL ").join(
+        [
+            select.format(
+                sql.Identifier(column),
+                sql.Identifier("pg_catalog", type_name),
+                sql.Identifier(leaf.schema, leaf.name),
+                sql.Literal(percent),
+            )
+            for leaf in leaves
+        ]
+    )
+    # The least value of each of `count` equal portions of the sample but the first.
+    query = sql.SQL(
+        "SELECT DISTINCT ON (portion) v::pg_catalog.text FROM (SELECT v, pg_catalog.ntile({count}) OVER (ORDER BY v)"
+        " AS portion FROM ({samples}) AS s) AS n WHERE portion > 1 ORDER BY portion, v"
+    ).format(count=sql.Literal(count), samples=samples)
+    if not leaves:
+        return Ranges(count=count)
+    with source_errors(f"reading a sample of {table.text}"):
+        async with source.cursor() as cursor:
+            await cursor.execute(query)
+            bounds = tuple(dict.fromkeys(bound for (bound,) in await cursor.fetchall()))
+    if len(bounds) < count // 2:
+        return Ranges(count=count)
+    return Ranges(count=len(bounds) + 1, column=column, type_name=type_name, bounds=bounds)

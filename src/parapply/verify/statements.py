@@ -17,8 +17,7 @@ from parapply.verify.canonical import row_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.copy.leaves import Leaf
-    from parapply.copy.published import PublishedTable
+    from parapply.copy.published import Leaf, PublishedTable
     from parapply.plan.copy_starts import Name
     from parapply.source.slot import Connection
     from parapply.verify.differences import Difference, Key

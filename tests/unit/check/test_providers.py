@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from parapply.check import show
-from parapply.check.findings import Code, End, Finding
-from parapply.check.kinds import KINDS
+from parapply.check.kinds import KINDS, Code, End, Finding
 from parapply.check.look import Report
 from parapply.check.providers import RULES, ProviderEnd, ProviderRule, Ruling, Status, rulings, with_fixes
 from parapply.check.server import SETTINGS, Server

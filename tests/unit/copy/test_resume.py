@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parapply.copy.leaves import Leaf
+from parapply.copy.published import Leaf
 from parapply.copy.resume import left_of
 from parapply.target.state.copy_parts import CopiedPart
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parapply.copy import schema
-from parapply.copy.dumped import edited
+from parapply.copy.schema import edited
 
 _HEAD = "--\n-- PostgreSQL database dump\n--\n\nSET statement_timeout = 0;\nSET transaction_timeout = 0;\n\n"
 #: Forms of statements that are edited, as a text of the publisher's.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from parapply.copy.leaves import Leaf
-from parapply.copy.published import PublishedTable
+from parapply.copy.published import Leaf, PublishedTable
 from parapply.verify.canonical import Ranges
 from parapply.verify.command import Verdict, VerifyAgain, VerifyResult
 from parapply.verify.postgres import Compared

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from parapply import __version__
 from parapply.metrics import table
-from parapply.metrics.moves import cutover_values, migration_values
+from parapply.metrics.figures import cutover_values, migration_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

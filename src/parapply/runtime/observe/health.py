@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from parapply.runtime.intake.batcher import Batcher
     from parapply.runtime.observe.gauges import Gauges, Parts
     from parapply.runtime.observe.systemd import Notifier
+
 #: Seconds that the leader may make no progress, where no watchdog says otherwise.
 _PATIENCE_S = 30.0
 #: The least with a short watchdog interval, because the leader's own timers fire once a second.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from parapply.verify.sampled import drawn
+from parapply.verify.postgres import drawn
 
 
 def test_other_ranges_are_read_than_before() -> None:
