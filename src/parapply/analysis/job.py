@@ -86,7 +86,6 @@ def convert(engine: Engine, request: ReportRequest, steps: Steps, store: Store |
             store = checked_store(engine, request)
         store.refresh()
         store.remove_abandoned()
-        store.renew()
         new = store.missing(file for file in store.listed(request.log, is_new=True) if file.name.endswith(SUFFIXES))
         check_readable(storage, new)
         new = [file for file in new if not _why_not_unpacked(storage, file)]
@@ -107,7 +106,6 @@ def show(
         storage = engine.storage
         if store is None:
             store = Store(engine, request.out)
-            store.renew()
         has_files = bool(store.files)
         days = fold(store, request.out, steps) if has_files else []
         then = _compared(store, request.compare, steps) if request.compare and has_files else None

@@ -79,8 +79,7 @@ class LoadedFile:
 class _Entry:
     load: str  # whose rows count
     files: tuple[LoadedFile, ...]  # that they are of
-    #: Of each kind of record, by day; None: an older version did not say, and had other folders.
-    rows: _ByDay | None = None
+    rows: _ByDay  # of each kind of record, by day
     batches: _ByDay = field(default_factory=dict)  # of each slot, by day
     level: int = 0  # how often rows were compacted to get here; 0: they come from the log
     newest_us: int = 0  # commit of the newest record, in microseconds since 1970; 0: there is none
@@ -117,10 +116,8 @@ class Store:
             try:
                 fields = json.loads(self._storage.read_text(file.path))
                 replaced |= set(fields.pop("replaces", ()))
-                if log := fields.pop("log", ""):  # entries of older versions do not say
-                    self._logs.add(log)
+                self._logs |= {fields.pop("log")} - {""}
                 fields["files"] = tuple(LoadedFile(**one) for one in fields["files"])
-                fields.pop("days", None)  # of older versions
                 entry = _Entry(**fields)
             except (ValueError, TypeError, KeyError) as error:
                 raise ReportRefused(f"{file.path} is torn: it is no entry of a manifest.", hint=LOST_HINT) from error
@@ -146,7 +143,7 @@ class Store:
     @property
     def days(self) -> set[str]:
         """Return the days of all rows, as texts that sort."""
-        return {day for entry in self._entries.values() for _, day in _numbers(entry.rows or {})}
+        return {day for entry in self._entries.values() for _, day in _numbers(entry.rows)}
 
     def batches(self) -> dict[tuple[str, str], int]:
         """Return the number of batches by slot and day. It grows with each that comes, and with nothing else."""
@@ -257,26 +254,11 @@ class Store:
 
     def _crowded(self, level: int, many: int) -> list[int]:
         """Return the entries of a level, sorted, half of whose kinds and days at least have many files."""
-        parts = {n: _numbers(entry.rows or {}).keys() for n, entry in self._entries.items() if entry.level == level}
+        parts = {n: _numbers(entry.rows).keys() for n, entry in self._entries.items() if entry.level == level}
         n_files = Counter(part for mine in parts.values() for part in mine)
         return sorted(
             n for n, mine in parts.items() if 2 * sum(n_files[part] * _FEWER >= many for part in mine) >= len(mine)
         )
-
-    def renew(self) -> None:
-        """Write rows in folders of an older version (by kind of record, day and load) as one load, once.
-
-        Raises:
-            ReportRefused: as `load_files`.
-        """
-        numbers = [number for number, entry in self._entries.items() if entry.rows is None]
-        if not numbers:
-            return
-        loads = {self._entries[number].load for number in numbers}
-        folders = self._storage.folders(f"{self._records}/{KIND}=*/{DAY}=*/{LOAD}=*")
-        self._merge(numbers, [folder for folder in folders if folder.rpartition(f"{LOAD}=")[2] in loads], 1)
-        for folder in [*self._storage.folders(f"{self._records}/{KIND}=*"), f"{self._records}/_folded"]:
-            self._storage.remove(folder)
 
     def _merge(self, numbers: Sequence[int], folders: Sequence[str], level: int) -> None:
         """Replace loads by one, written from their folders; raise ReportRefused if rows are missing there."""
@@ -284,7 +266,7 @@ class Store:
         columns = ", ".join(name for name in stored_columns(self.engine.words) if name != LOAD)
         files = tuple(file for number in numbers for file in self._entries[number].files)
         merged = self._write_load(f"SELECT {columns} FROM {STORED}", files, level)
-        n_gone = sum(file.records + file.bad for file in files) - sum(_numbers(merged.rows or {}).values())
+        n_gone = sum(file.records + file.bad for file in files) - sum(_numbers(merged.rows).values())
         if n_gone:
             raise ReportRefused(f"Converted rows are missing: {n_gone} below {self._records}.", hint=LOST_HINT)
         self._enter(merged, next(iter(self._logs), ""), numbers)
@@ -330,7 +312,7 @@ class Store:
         present = {folder.rpartition(f"{LOAD}=")[2] for folder in self._storage.folders(f"{self._records}/{LOAD}=*")}
         folders, gone = [], []
         for entry in self._entries.values():
-            whole = _numbers(entry.rows or {})
+            whole = _numbers(entry.rows)
             rows = {key: n for key, n in whole.items() if days is None or key[1] in days}
             expected.update(rows)
             folder = self._folder_of(entry.load)

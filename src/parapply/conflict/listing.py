@@ -103,7 +103,7 @@ async def drop(conn: Connection, schema: str, slot_id: int, wanted: Filter) -> i
 
 
 async def count(conn: Connection, schema: str, slot_id: int) -> list[dict[str, Any]]:
-    """Return how many conflicts are kept, by type, table and outcome; none in a state of an older version.
+    """Return how many conflicts are kept, by type, table and outcome.
 
     Raises:
         TargetRefused, TargetLost: as everywhere.
@@ -113,10 +113,8 @@ async def count(conn: Connection, schema: str, slot_id: int) -> list[dict[str, A
         " FROM {s}.conflicts WHERE slot_id = $1::int GROUP BY 1, 2, 3 ORDER BY 2, 1, 3",
         schema,
     )
-    there = in_schema("SELECT pg_catalog.to_regclass($1) IS NOT NULL", schema)
-    name = in_schema("{s}.conflicts", schema).as_string(None)
     with target_errors("counting conflicts"):
-        found = await rows(conn, query, [slot_id]) if (await rows(conn, there, [name]))[0][0] else []
+        found = await rows(conn, query, [slot_id])
     return [dict(zip(("type", "table", "outcome", "count", "latest"), row, strict=True)) for row in found]
 
 

@@ -100,27 +100,27 @@ class Bar:
         return max(1e-6, self._clock() - self._began_s)
 
     def begin(self, parts: int, pages: int, rows: int) -> None:
-        """See Watcher."""
+        """Begin with what there is to do: parts, their pages, and rows as estimated."""
         self._pages, self._estimated_rows = max(pages, parts), rows
         self._began_s = self._said_s = self._clock()
         if self._progress and self._task is not None:
             self._progress.update(self._task, total=self._pages)
 
     def data(self, rows: int, size_bytes: int, table: str) -> None:
-        """See Watcher."""
+        """Count rows of a table that were handed on."""
         self._tables[table] = None
         self.rows += rows
         self.size_bytes += size_bytes
         self._show()
 
     def part_done(self, part: Part, rows: int) -> None:
-        """See Watcher."""
+        """Count a part that is committed."""
         self._rows_done += rows
         self._pages_done += max(1, part.pages)
         self._show()
 
     def table_done(self, table: PublishedTable, rows: int, size_bytes: int) -> None:
-        """See Watcher."""
+        """Note a table that is complete."""
         self._tables.pop(table.text, None)
         self.say(f"{printable(table.text)}: {rows:,} rows, {size_bytes / _MEGABYTE:,.1f} MB")
 

@@ -387,7 +387,7 @@ class _Copy:
         marks = await check_unchanged(self._config, tables, snapshot, have_run)
         await copies.keep_published(self._target, self._schema, slot_id, marks)
         with Bar(listener=self._options.on_progress) as bar:
-            load = CopyLoad(self._config, slot_id, self._target, self._options, shapes=shapes, watcher=bar)
+            load = CopyLoad(self._config, slot_id, self._target, self._options, shapes=shapes, bar=bar)
             try:
                 await slot_guard.guarded(self._config, slot_id, load.run(tables, snapshot))
             except ParapplyError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from psycopg import sql
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from parapply.config import Config
+    from parapply.copy.bar import Bar
     from parapply.copy.parts import Part
     from parapply.copy.published import Leaf, PublishedTable
     from parapply.copy.snapshot import SourceSnapshot
@@ -90,22 +91,6 @@ class PartQueue:
         return name, part
 
 
-class Watcher(Protocol):
-    """Receiver of the progress."""
-
-    def begin(self, parts: int, pages: int, rows: int) -> None:
-        """Begin with what there is to do: parts, their pages, and rows as estimated."""
-
-    def data(self, rows: int, size_bytes: int, table: str) -> None:
-        """Count rows of a table that were handed on."""
-
-    def part_done(self, part: Part, rows: int) -> None:
-        """Count a part that is committed."""
-
-    def table_done(self, table: PublishedTable, rows: int, size_bytes: int) -> None:
-        """Note a table that is complete."""
-
-
 class _Table:
     """One table on its way. Written by the lanes, which are tasks of one loop."""
 
@@ -149,7 +134,7 @@ class CopyLoad:
         options: LoadOptions,
         *,
         shapes: Mapping[Name, str],
-        watcher: Watcher,
+        bar: Bar,
     ) -> None:
         self._config = config
         self._schema = config.target.state_schema
@@ -157,7 +142,7 @@ class CopyLoad:
         self._control = control
         self._shapes = shapes
         self._options = options
-        self._watcher = watcher
+        self._bar = bar
         self._access = options.access or Access(Places(options.connections))
         # Statements that make a table's indexes again which this copy or an interrupted one has dropped.
         self._indexes: dict[tuple[str, str], list[str]] = {}
@@ -195,7 +180,7 @@ class CopyLoad:
         by_name = {table.published.full_name: table for table in under_way}
         parts = [part for table in under_way for part in table.parts]
         queue = PartQueue({name: table.parts for name, table in by_name.items()})
-        self._watcher.begin(len(parts), sum(part.pages for part in parts), sum(part.estimated_rows for part in parts))
+        self._bar.begin(len(parts), sum(part.pages for part in parts), sum(part.estimated_rows for part in parts))
         for table in under_way:
             if not table.parts:
                 self._complete.put_nowait(table)
@@ -264,7 +249,7 @@ class CopyLoad:
                     table = tables[name]
                     n_rows = await self._copy(table, part, source, writer, snapshot)
                     table.parts_left -= 1
-                    self._watcher.part_done(part, n_rows)
+                    self._bar.part_done(part, n_rows)
                     if not table.parts_left:
                         await self._make_indexes(table.published, writer.conn)
                         self._complete.put_nowait(table)
@@ -280,7 +265,7 @@ class CopyLoad:
             table.size_bytes += size_bytes
             table.has_moved = True
             sizes[0] += size_bytes
-            self._watcher.data(rows, size_bytes, table.published.text)
+            self._bar.data(rows, size_bytes, table.published.text)
 
         # A part is noted in the transaction of its COPY, which ends only once the file is known to be the snapshot's.
         async with writer.transaction():
@@ -385,7 +370,7 @@ class CopyLoad:
             )
             table.has_moved = False
             failpoints.probe(failpoints.COPY_TABLE_DONE)
-            self._watcher.table_done(published, table.rows, table.size_bytes)
+            self._bar.table_done(published, table.rows, table.size_bytes)
 
     async def _note_moved(self, tables: Sequence[_Table]) -> None:
         moved = [table for table in tables if table.has_moved]

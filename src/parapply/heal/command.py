@@ -449,7 +449,7 @@ class HealRun:
         await copies.begin(self._target, self._schema, self._slot_id, list(oids), snapshot.lsn)
         with Bar(said=self._voice.progress) as bar:
             how = LoadOptions(connections=self._options.connections)
-            load = CopyLoad(self._config, self._slot_id, self._target, how, shapes=shapes, watcher=bar)
+            load = CopyLoad(self._config, self._slot_id, self._target, how, shapes=shapes, bar=bar)
             await load.run(tables, snapshot)
         return bar.rows
 
