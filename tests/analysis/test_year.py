@@ -15,11 +15,11 @@ import pytest
 
 from parapply.analysis import sections_culprit
 from parapply.analysis.duck import DuckEngine
+from parapply.analysis.engine import StoredFile
 from parapply.analysis.figures import FIGURES
 from parapply.analysis.job import ReportRequest, convert, make_report
 from parapply.analysis.local import LocalStorage
 from parapply.analysis.progress import Silent
-from parapply.analysis.storage import StoredFile
 from parapply.analysis.store import Store, groups
 from parapply.errors import ReportFailed, ReportRefused
 from tests.analysis.hand_log import batch, comparable, write

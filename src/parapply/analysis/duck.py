@@ -29,7 +29,7 @@ from parapply.quoting import identifier, plain_literal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from parapply.analysis.storage import Storage, StoredFile
+    from parapply.analysis.engine import Storage, StoredFile
 
 #: Rows that are fetched at once.
 _FETCHED: Final = 4096

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from parapply.analysis.changes import Change
-    from parapply.analysis.engine import Engine, Rows, Tables
+    from parapply.analysis.engine import Engine, Rows, Storage, StoredFile, Tables
     from parapply.analysis.progress import Steps
-    from parapply.analysis.storage import Storage, StoredFile
     from parapply.limits import LimitVerdict
 
 #: Name of the page below the folder of the report.

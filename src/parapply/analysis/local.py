@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from parapply.analysis.storage import StoredFile
+from parapply.analysis.engine import StoredFile
 
 #: Characters that are no part of a path in a URI; others stand for themselves, also if they are not ASCII.
 _ESCAPED: Final = re.compile(r"[\x00-\x20\x7f\"#%<>?\[\\\]^`{|}]")

@@ -14,9 +14,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812  as everyone imports it
 
 from parapply.analysis import schema
-from parapply.analysis.engine import LINES, STORED, TORN_HINT, Rows
+from parapply.analysis.engine import LINES, STORED, TORN_HINT, Rows, StoredFile, begun_of
 from parapply.analysis.schema import DAY, FILE, KIND, TORN
-from parapply.analysis.storage import StoredFile, begun_of
 from parapply.errors import ReportFailed, ReportRefused
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from parapply.analysis.storage import Storage
+    from parapply.analysis.engine import Storage
 
 _JSON_OPTIONS: Final = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": TORN}
 #: Bytes of log, about, in a file of a kind and day.

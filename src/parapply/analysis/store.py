@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from parapply.analysis.engine import LINES, LOST_HINT, STORED
+from parapply.analysis.engine import LINES, LOST_HINT, STORED, begun_of
 from parapply.analysis.schema import (
     BAD,
     DAY,
@@ -34,16 +34,14 @@ from parapply.analysis.schema import (
     wide_columns,
     with_defaults,
 )
-from parapply.analysis.storage import begun_of
 from parapply.applylog_schema import READABLE_VERSIONS, RECORDS
 from parapply.errors import ReportRefused
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from parapply.analysis.engine import Engine
+    from parapply.analysis.engine import Engine, StoredFile
     from parapply.analysis.schema import TypeWords
-    from parapply.analysis.storage import StoredFile
 
 #: Closed files of the log, as the daemon leaves them or packed since.
 PACKED: Final = ".jsonl.gz"

@@ -14,13 +14,14 @@ import struct
 import zlib
 from enum import IntEnum
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+
+import msgspec
 
 from parapply.errors import CaptureRefused, CaptureTorn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
 #: First bytes of every file, with the version of the format.
 FILE_MARK: Final = b"parapply capture 1\n"
 #: Magic, kind, whether it ends between transactions, open streamed transactions, number of the block, end LSN, time in
@@ -37,6 +38,8 @@ _MOST_BYTES: Final = (1 << 30) + (1 << 27)
 _LAST_US: Final = 253_402_214_400_000_000
 #: Speed matters more than the last percent, because the publisher waits for a reader that is behind.
 _LEVEL: Final = 3
+Operation: TypeAlias = Literal["insert", "update", "delete", "truncate"]
+OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
 
 
 class BlockKind(IntEnum):
@@ -199,3 +202,111 @@ def _numbers(body: bytes, at: int) -> tuple[list[int], int]:
         raise struct.error
     at += _COUNT.size
     return list(struct.unpack_from(f">{number}I", body, at)), at + number * _COUNT.size
+
+
+class FileHead(msgspec.Struct, frozen=True, kw_only=True):
+    """First block of each file."""
+
+    capture: str  # 32 hexadecimal digits, the same in all of its files
+    file: int  # from 1
+
+
+class Redaction(msgspec.Struct, frozen=True, kw_only=True):
+    """How a capture is redacted; the key is nowhere."""
+
+    check: str  # the same for the same key, and says nothing about it
+
+
+class CaptureStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The publisher, the slot, and what was asked of it."""
+
+    version: str  # of parapply
+    server_version_num: int
+    system_identifier: str
+    timeline: int
+    database: str
+    slot: str
+    is_kept: bool  # the slot outlives the capture
+    publications: tuple[str, ...]
+    operations: tuple[Operation, ...]
+    options: dict[str, str]  # of pgoutput
+    settings: dict[str, str]  # of the publisher
+    redaction: Redaction | None = None
+
+
+class CapturedType(msgspec.Struct, frozen=True, kw_only=True):
+    """A type of the publisher."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str  # as pg_type.typtype: b, c, d, e, p, r, m
+    base: int = 0  # of a domain
+    base_modifier: int = -1
+    element: int = 0  # of an array
+    labels: tuple[str, ...] = ()  # of an enum, in order
+    extension: str = ""  # that it belongs to
+
+
+class CapturedColumn(msgspec.Struct, frozen=True, kw_only=True):
+    """A column."""
+
+    name: str
+    type_oid: int
+    modifier: int
+    is_not_null: bool = False
+    missing: str | None = None  # value of the rows from before it was added
+
+
+class CapturedIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """An index on plain columns, without a condition."""
+
+    name: str
+    columns: tuple[str, ...]
+    n_keys: int  # the columns after these are only included
+    method: str
+    is_unique: bool
+    is_primary: bool
+    is_identity: bool
+    nulls_not_distinct: bool = False
+
+
+class CapturedTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table as the stream names it: a partition may be one, or its root."""
+
+    oid: int
+    schema: str
+    name: str
+    identity: str  # as pg_class.relreplident
+    columns: tuple[CapturedColumn, ...]
+    indexes: tuple[CapturedIndex, ...] = ()
+    left_out: tuple[str, ...] = ()  # names of indexes on expressions, or with a condition
+
+
+class Shapes(msgspec.Struct, frozen=True, kw_only=True):
+    """Tables, and every type that they need."""
+
+    tables: tuple[CapturedTable, ...]
+    types: tuple[CapturedType, ...]
+
+
+class CaptureEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The capture ended in order."""
+
+    reason: str
+
+
+_Record = TypeVar("_Record", FileHead, CaptureStart, Shapes, CaptureEnd)
+
+
+def encode(record: FileHead | CaptureStart | Shapes | CaptureEnd) -> bytes:
+    """Return the body of a block."""
+    return msgspec.json.encode(record)
+
+
+def decode(place: CapturedBlock, body: bytes, kind: type[_Record]) -> _Record:
+    """Return the record in a block's body; raise CaptureRefused if it is none."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise place.refused(f"it is no {kind.__name__}") from error

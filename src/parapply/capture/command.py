@@ -27,11 +27,10 @@ import click
 
 from parapply import __version__, failpoints
 from parapply.amounts import size
-from parapply.capture.blocks import BlockKind
+from parapply.capture.blocks import OPERATIONS, BlockKind, CaptureEnd, CaptureStart, Redaction, encode
 from parapply.capture.folder import CaptureLimits, CaptureWriter, look, names
 from parapply.capture.permute import Permutation
 from parapply.capture.recorder import Recorder
-from parapply.capture.records import OPERATIONS, CaptureEnd, CaptureStart, Redaction, encode
 from parapply.capture.redact import FrameReplacement
 from parapply.capture.shapes import oids_of, settings
 from parapply.errors import CaptureRefused, ConfigError, SourceRefused

@@ -18,15 +18,18 @@ from parapply.capture.blocks import (
     START_BYTES,
     BlockKind,
     CapturedBlock,
+    CaptureStart,
+    FileHead,
     FrameGroup,
     Header,
     block,
     body_of,
+    decode,
+    encode,
     frames_body,
     groups_of,
     place_of,
 )
-from parapply.capture.records import CaptureStart, FileHead, decode, encode
 from parapply.errors import CaptureFull, CaptureRefused, CaptureTorn, ConfigError
 
 if TYPE_CHECKING:

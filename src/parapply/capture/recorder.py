@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from parapply.capture.blocks import BlockKind, FrameGroup
-from parapply.capture.records import CapturedColumn, CapturedTable, encode
+from parapply.capture.blocks import BlockKind, CapturedColumn, CapturedTable, FrameGroup, encode
 from parapply.capture.shapes import shapes
 from parapply.model import FRAME_HEADER_BYTES
 from parapply.wire.decode import decode
@@ -34,8 +33,8 @@ from parapply.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parapply.capture.blocks import CapturedType, Shapes
     from parapply.capture.folder import CaptureWriter
-    from parapply.capture.records import CapturedType, Shapes
     from parapply.capture.redact import FrameReplacement
     from parapply.model import Relation
     from parapply.source.slot import Connection

@@ -35,8 +35,8 @@ from parapply.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from parapply.capture.blocks import CapturedTable, CapturedType
     from parapply.capture.permute import Permutation
-    from parapply.capture.records import CapturedTable, CapturedType
     from parapply.wire.messages import TupleData
 
     Replace: TypeAlias = Callable[[str], str]

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AsyncExitStack
 
+    from parapply.capture.blocks import CaptureStart, Shapes
     from parapply.capture.folder import CaptureFound
-    from parapply.capture.records import CaptureStart, Shapes
     from parapply.config import Config
     from parapply.engine.shares import Share
     from parapply.login import Login

@@ -14,8 +14,7 @@ import psycopg
 from psycopg import sql
 
 from parapply.capture import folder as folders
-from parapply.capture.blocks import BlockKind
-from parapply.capture.records import CapturedColumn, CapturedTable, CapturedType, Shapes, decode
+from parapply.capture.blocks import BlockKind, CapturedColumn, CapturedTable, CapturedType, Shapes, decode
 from parapply.errors import CaptureRefused, TargetRefused
 from parapply.printable import printable
 from parapply.quoting import identifier, literal, qualified

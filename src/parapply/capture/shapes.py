@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from parapply.capture.records import CapturedColumn, CapturedIndex, CapturedTable, CapturedType, Shapes
+from parapply.capture.blocks import CapturedColumn, CapturedIndex, CapturedTable, CapturedType, Shapes
 from parapply.source.slot import source_errors
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar, CopyProgress
 from parapply.copy.load import CopyLoad, LoadOptions
 from parapply.copy.published import check_readable, published_tables
-from parapply.copy.unchanged import IS_LEFT, came_late, check_commands, check_unchanged
+from parapply.copy.snapshot import IS_LEFT, came_late, check_commands, check_unchanged
 from parapply.engine.state import covers
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn

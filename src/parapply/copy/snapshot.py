@@ -20,18 +20,21 @@ import click
 import msgspec
 from psycopg import sql
 
+from parapply.copy.published import published_tables
+from parapply.errors import SourceRefused
 from parapply.model import parse_lsn
-from parapply.source import slot
+from parapply.source import ddl_queue, publishing, slot
 from parapply.source.options import check_slot_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection, Sequence
 
+    from parapply.config import Config
+    from parapply.copy.published import PublishedTable
     from parapply.login import Login
-
-
 #: Microseconds since 2000-01-01 UTC.
 _NOW: Final = "SELECT ((EXTRACT(epoch FROM pg_catalog.clock_timestamp()) - 946684800) * 1000000)::bigint"
+IS_LEFT: Final = "tables that are complete stay, and the same command goes on with the others"
 
 
 class SourceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,3 +102,72 @@ async def open_reader(login: Login, name: str, snapshot: SourceSnapshot) -> slot
         await conn.close()
         raise
     return conn
+
+
+async def check_commands(config: Config, snapshot: SourceSnapshot, have_run: Collection[int]) -> None:
+    """Refuse a slot behind commands that the schema does not have: the stream does not bring them.
+
+    Raises:
+        SourceRefused: there are some.
+        SourceLost: the connection broke.
+    """
+    login, name = config.source.login, f"parapply copy {config.source.slot}"
+    async with await open_reader(login, name, snapshot) as reader:
+        missed = sorted(await ddl_queue.numbers(reader) - set(have_run))
+    if missed:
+        raise SourceRefused(
+            f"source: {len(missed)} commands of parapply.ddl_queue, from number {missed[0]} on, came after the schema"
+            " was brought and before the slot, so no stream brings them",
+            hint="do on the target what they do, and go on with `parapply migrate --from copy`; or `parapply drop`,"
+            " empty the target and begin again",
+        )
+
+
+def came_late() -> SourceRefused:
+    """Return the error for a command that the copy already has."""
+    return SourceRefused(
+        "source: a command that is to run here came before the copy's snapshot",
+        hint=f"run the same command again; {IS_LEFT}",
+    )
+
+
+async def check_unchanged(
+    config: Config, tables: Sequence[PublishedTable], snapshot: SourceSnapshot, have_run: Collection[int] | None
+) -> dict[int, str]:
+    """Refuse tables that changed while the snapshot was awaited, which may take as long as other transactions do.
+
+    A column that came in that time would be left out of the copy, and the stream does not bring what is before it.
+    A command that came in that time would run on rows that have what it did.
+
+    Args:
+        config: publications.
+        tables: as they were before.
+        snapshot: to be copied.
+        have_run: commands of the publisher that have run here, by number; None: none run here that the snapshot shows.
+
+    Returns:
+        How they are published in the snapshot.
+
+    Raises:
+        SourceRefused: one did, or came.
+        SourceLost: the connection broke.
+    """
+    login, name = config.source.login, f"parapply copy {config.source.slot}"
+    async with await open_reader(login, name, snapshot) as reader:
+        published = await published_tables(reader, config.source.publications, config.mapping)
+        marks = await publishing.published(reader, config.source.publications, [table.oid for table in tables])
+        has_more = have_run is not None and not (await ddl_queue.numbers(reader)).issubset(have_run)
+    if has_more:
+        raise came_late()
+    now = {table.oid: _shape(table) for table in published}
+    if changed := [table.text for table in tables if now.get(table.oid) != _shape(table)]:
+        raise SourceRefused(
+            f"source: changed, or no longer published, while the snapshot was awaited: {', '.join(changed)}",
+            hint=f"run the same command again; {IS_LEFT}",
+        )
+    return marks
+
+
+def _shape(table: PublishedTable) -> tuple[object, ...]:
+    leaves = frozenset((leaf.schema, leaf.name) for leaf in table.leaves)
+    return table.full_name, table.columns, table.types, table.modifiers, table.row_filter, table.key, leaves

@@ -49,7 +49,7 @@ from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar
 from parapply.copy.load import CopyLoad, LoadOptions
 from parapply.copy.published import PublishedTable, check_readable, published_tables
-from parapply.copy.unchanged import check_unchanged
+from parapply.copy.snapshot import check_unchanged
 from parapply.copy.writer import Writers
 from parapply.errors import ParapplyError, SlotLost, SourceRefused, TargetRefused
 from parapply.heal.compare import HealPlan, TableComparison, before_tables

@@ -13,16 +13,17 @@ from parapply.capture.blocks import (
     FILE_MARK,
     START_BYTES,
     BlockKind,
+    CaptureStart,
     FrameGroup,
     Header,
     block,
     body_of,
+    encode,
     frames_body,
     groups_of,
     place_of,
 )
 from parapply.capture.folder import CaptureLimits, CaptureWriter, groups, look, names
-from parapply.capture.records import CaptureStart, encode
 from parapply.errors import CaptureFull, CaptureRefused, CaptureTorn
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parapply.capture.blocks import CapturedColumn, CapturedTable, CapturedType
 from parapply.capture.permute import Permutation
-from parapply.capture.records import CapturedColumn, CapturedTable, CapturedType
 from parapply.capture.redact import FrameReplacement, ValueReplacement
 from parapply.errors import CaptureRefused
 

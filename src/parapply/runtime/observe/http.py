@@ -14,8 +14,8 @@ from parapply import __version__
 from parapply.http_server import TEXT, HttpServer
 from parapply.logs import get_logger
 from parapply.metrics.exposition import CONTENT_TYPE, SlotFigures, exposition
-from parapply.runtime.observe import page
-from parapply.runtime.observe.page import POLICY, Link, Number
+from parapply.runtime.observe import page_html
+from parapply.runtime.observe.page_html import POLICY, Link, Number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -123,7 +123,7 @@ def _overview(slots: Sequence[FleetSlot]) -> bytes:
     ]
     said = f"{n_ready:,} of {len(slots):,} slots apply"
     parts = [
-        page.heading(said, f"as of {at} UTC, parapply {__version__}"),
-        page.table("Slots", ("slot", "database", "state", "lag", "because"), rows),
+        page_html.heading(said, f"as of {at} UTC, parapply {__version__}"),
+        page_html.table("Slots", ("slot", "database", "state", "lag", "because"), rows),
     ]
-    return page.document(said, parts)
+    return page_html.document(said, parts)
