@@ -376,12 +376,7 @@ class Config(_Section, frozen=True):
 
 
 def settings_without_table(config: Config, published: Collection[str]) -> dict[str, str]:
-    """Return the sections that name a table which is not published, each with the table and the name that may be meant.
-
-    Args:
-        config: to look through.
-        published: tables, named schema.table.
-    """
+    """Return the sections that name a table (schema.table) which is not published, each with it and the name meant."""
     sections: dict[str, Collection[str]] = {
         "apply": config.apply.tables,
         "conflict": config.conflict.tables,

@@ -68,12 +68,7 @@ _NO_DATABASE: Final = re.compile(r'database ".*" does not exist')
 
 
 def lost_hint(error: psycopg.Error, text: str) -> str:
-    """Return the remedy if a session could not be opened, or has ended, with such an error; empty if not known.
-
-    Args:
-        error: of psycopg.
-        text: for the operator.
-    """
+    """Return the remedy if a session could not be opened, or has ended, with such an error; empty if not known."""
     if isinstance(error, PasswordUnknown):
         return (
             "run the command by hand, as parapply's user: it must print the password in its first line, and end with 0"

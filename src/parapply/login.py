@@ -47,11 +47,7 @@ class PasswordCommand:
     __slots__ = ("_ended_s", "_lock", "_password", "_problem", "_words")
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Run nothing yet.
-
-        Args:
-            words: program and arguments; no shell reads them.
-        """
+        """Run nothing yet; no shell reads the words."""
         self._words = tuple(words)
         self._lock = asyncio.Lock()
         self._ended_s = float("-inf")

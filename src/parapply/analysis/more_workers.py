@@ -121,12 +121,7 @@ def read(engine: Engine, slot: str, run: str, after_seq: int = 0) -> tuple[list[
 
 
 def chosen(runs: Rows, most: int | None) -> Rows:
-    """Return one run of each slot: the latest with enough batches, else the one with most.
-
-    Args:
-        runs: as `RUNS` gives them.
-        most: slots, those with most batches; None: all.
-    """
+    """Return one run of each slot, the latest with enough batches, else the one with most; of `most` slots at most."""
     by_slot: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         by_slot.setdefault(run["slot"], []).append(run)

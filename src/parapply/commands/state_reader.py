@@ -196,11 +196,7 @@ def is_present(report: dict[str, Any]) -> bool:
 
 
 def lag_s(report: dict[str, Any]) -> float | None:
-    """Return the lag in seconds as of now: while no daemon writes it, the most that it can be, None if not known.
-
-    Args:
-        report: with `lag_s` as the daemon wrote it last.
-    """
+    """Return the lag in seconds as of now: while no daemon writes it the most that it can be, None if not known."""
     if is_present(report):
         return None if report["lag_s"] is None else float(report["lag_s"])
     if report["source"].get("lag_bytes") == 0:

@@ -46,12 +46,7 @@ class Skips:
         return bool(self._ends)
 
     def find(self, commit_lsn: int, end_lsn: int) -> int | None:
-        """Return the end LSN under which a transaction is to be skipped, None if it is not.
-
-        Args:
-            commit_lsn: of its commit record.
-            end_lsn: its end, or 0 while that is not known.
-        """
+        """Return the end LSN under which a transaction is to be skipped, None if it is not; 0: its end is not known."""
         end_lsn = end_lsn or self._large_ends.get(commit_lsn, 0)
         if end_lsn in self._ends:
             return end_lsn

@@ -31,12 +31,7 @@ class Reloader:
     """Knows the configuration that holds from the next epoch on, and the present contents of the layers."""
 
     def __init__(self, config: Config, load: Callable[[], Config]) -> None:
-        """Start with the configuration read at the start.
-
-        Args:
-            config: in force.
-            load: reads all layers again; raises ConfigError.
-        """
+        """Start with the configuration in force; `load` reads all layers again, and raises ConfigError."""
         #: Read by the daemon before each epoch, written here only.
         self.config = config
         self._load = load

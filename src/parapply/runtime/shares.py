@@ -65,12 +65,7 @@ class SharedSlot:
         self.share.most_workers = max(self.share.most_workers, self._own_workers)
 
     def claims(self, parts: Parts | None, now_s: float) -> SlotClaims:
-        """Return the claims of the slot at a time.
-
-        Args:
-            parts: of its epoch; None: none runs.
-            now_s: by any clock that does not go back.
-        """
+        """Return the claims of the slot at a time of any clock that does not go back; without parts none runs."""
         own, own_bytes = self._own_workers, MEMORY_LIMIT_FLOOR_BYTES
         if parts is None:
             return SlotClaims(Claim(own, 0, own), Claim(own_bytes, 0, own_bytes))

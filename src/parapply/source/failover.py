@@ -25,11 +25,7 @@ _SINCE: Final = 170000
 
 
 def unprotected(facts: SourceFacts) -> str:
-    """Return the causes that may keep a slot from surviving a failover, for people; empty if none can be seen here.
-
-    Args:
-        facts: the publisher, whose slot is to survive.
-    """
+    """Return the causes that may keep a slot from surviving a failover, for people; empty if none can be seen here."""
     if facts.is_in_recovery:
         return "a slot on a standby cannot be a failover slot"
     if facts.server_version_num < _SINCE:

@@ -132,12 +132,7 @@ class Progress:
                 self.report()
 
     def finish(self, shown: DaemonState, reason: str) -> None:
-        """Make `run` write and report a last time, and return.
-
-        Args:
-            shown: state for people.
-            reason: why, in one line.
-        """
+        """Make `run` write and report a last time, with the state and reason for people, and return."""
         self._engine.shown = (shown, reason)
         self._last_word = (shown, reason)
         self._wake.set()

@@ -49,12 +49,7 @@ class TargetNames:
         self._hour = 0
 
     def take(self, tables: Iterable[str], now_s: float) -> tuple[TargetName, ...]:
-        """Return the names that are to be logged now, among some tables.
-
-        Args:
-            tables: schema.table, as published.
-            now_s: by any clock that goes forwards.
-        """
+        """Return the names that are to be logged now, in seconds of any clock that goes forwards, among some tables."""
         if not self._names:
             return ()
         if now_s // 3600 != self._hour:

@@ -135,12 +135,7 @@ class Health:
         self._notifier.ready(self.line())
 
     def left(self, state: DaemonState, reason: str) -> None:
-        """Nothing is applied now, or nothing new.
-
-        Args:
-            state: reconnecting, retrying, healing or draining.
-            reason: why, in one line.
-        """
+        """Nothing is applied now, or nothing new: it is reconnecting, retrying, healing or draining, for a reason."""
         self._state = (state, redact_text(reason))
         self._notifier.status(self.line())
 

@@ -64,12 +64,7 @@ def heading(text: str, below: str) -> str:
 
 
 def facts(rows: Iterable[tuple[str, str]], *, mood: str) -> str:
-    """Return names with their facts; empty ones are left out.
-
-    Args:
-        rows: names and texts.
-        mood: good, bad or nothing: of the first.
-    """
+    """Return names with their facts, the first in a mood (good, bad or nothing); empty ones are left out."""
     lines = [(html(name), html(text)) for name, text in rows if text]
     marks = [f' class="{mood}"' if mood else "", *[""] * len(lines)]
     body = "\n".join(

@@ -216,12 +216,7 @@ async def load_stamp(conn: Connection, schema: str, slot_id: int) -> Stamp:
 async def add(conn: Connection, schema: str, slot_id: int, oids: Mapping[Name, int], *, is_listed: bool) -> None:
     """Write a row, waiting, for each table that has none; with `is_listed` only tables with a row are applied at all.
 
-    Args:
-        conn: control session.
-        schema: of the state.
-        slot_id: slot.
-        oids: the publisher's, by name; a row of the same name and of another table is replaced.
-        is_listed: as said; False leaves it as it is.
+    Without it that stays as it is. A row of the same name and of another table, by the publisher's OID, is replaced.
     """
     insert = in_schema(
         "INSERT INTO {s}.copies AS c (slot_id, schema_name, table_name, source_oid, state)"

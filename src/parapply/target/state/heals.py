@@ -68,13 +68,8 @@ async def begin(  # noqa: PLR0913  the columns of a row
 ) -> None:
     """Take the watermark back, and forget all that is recorded of the slot's transactions.
 
-    Args:
-        conn: control session.
-        schema: of the state.
-        slot_id: slot.
-        source_lsn: of the snapshot that the target is to equal.
-        source_started_us: start of the server that gave it, since 1970-01-01 UTC.
-        state: lost, or healing where the daemon does it.
+    `source_lsn` is of the snapshot that the target is to equal, `source_started_us` the start of the server that gave
+    it, since 1970-01-01 UTC. The state is lost, or healing where the daemon does it.
     """
     query = in_schema(
         "UPDATE {s}.slots SET begin_lsn = '0/0', lowest_lsn = '0/0', highest_lsn = '0/0', confirmed_flush_lsn = NULL,"  # noqa: S608
@@ -102,14 +97,8 @@ async def finish(  # noqa: PLR0913  the columns of a row
 ) -> None:
     """Note that the target has all tables as of an LSN, where the slot begins; inside a transaction.
 
-    Args:
-        conn: control session.
-        schema: of the state.
-        slot_id: slot.
-        lsn: of the snapshot that all tables were compared with.
-        timeline: of the publisher.
-        publications: that were compared.
-        source_oids: tables that were compared or copied, by the publisher's OIDs; others count as not published.
+    The LSN is of the snapshot that all tables were compared with. Tables of other OIDs of the publisher than those that
+    were compared or copied count as not published.
     """
     slots = in_schema(
         "UPDATE {s}.slots SET begin_lsn = $2::pg_lsn, lowest_lsn = $2::pg_lsn, highest_lsn = $2::pg_lsn,"
