@@ -272,12 +272,7 @@ async def check_back(config: Config, source: slot.Connection, facts: slot.Source
 
 
 async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> state.SlotState:
-    """Write the state of a slot that the target does not know, from the slot's position.
-
-    Args:
-        config: names the slot.
-        ends: a session on both.
-        is_new: it was made just now, and no session has read it.
+    """Write the state of a slot that the target does not know, from the slot's position; no session has read a new one.
 
     Raises:
         SourceRefused: the slot cannot be read, or a publication is missing.

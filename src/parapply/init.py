@@ -83,16 +83,7 @@ def init(
 
 
 def check_despite(command: str, despite: Collection[str], more: Collection[str] = ()) -> None:
-    """Refuse codes with which a command cannot go on.
-
-    Args:
-        command: its name.
-        despite: codes that were given.
-        more: those that it takes beside the arguable refusals.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse, as ConfigError, codes with which a command cannot go on; beside arguable refusals it takes `more`."""
     arguable = [*more, *[code.value for code, kind in KINDS.items() if kind.is_arguable]]
     if wrong := [code for code in despite if code not in arguable]:
         raise ConfigError(

@@ -37,13 +37,7 @@ class Alphabet:
     """Characters that stand for each other: of a text, or of a range of code points but for a hole in it."""
 
     def __init__(self, first: str, size: int, hole: tuple[int, int] | None = None) -> None:
-        """Keep them.
-
-        Args:
-            first: all of them, or the first one of a range.
-            size: how many they are.
-            hole: code points of a range that are no characters.
-        """
+        """Keep them: all, or the first of a range of this size, whose hole are code points that are no characters."""
         self.size = size
         self._chars = first if len(first) == size else ""
         self._first = ord(first[0])

@@ -63,13 +63,9 @@ class Recorder:
     def __init__(
         self, writer: CaptureWriter, conn: Connection, redacted: FrameReplacement | None, *, is_parallel: bool
     ) -> None:
-        """Start outside any transaction.
+        """Start outside any transaction; a plain session on the publisher is asked for shapes.
 
-        Args:
-            writer: of the folder.
-            conn: plain session on the publisher, to be asked for shapes.
-            redacted: replaces values; None: they stay.
-            is_parallel: streaming is 'parallel', in which an abort has more fields.
+        Without `redacted` values stay. Streaming 'parallel' has more fields in an abort.
         """
         self._writer = writer
         self._conn = conn

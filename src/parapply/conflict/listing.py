@@ -59,12 +59,7 @@ async def read(
 ) -> list[dict[str, Any]]:
     """Return conflicts, in the order of their transactions, the latest last.
 
-    Args:
-        conn: any session that may read the history.
-        schema: of the state.
-        slot_id: of the state.
-        wanted: which.
-        with_rows: with `local_row` and `remote_row`.
+    Any session that may read the history serves. `local_row` and `remote_row` are in them `with_rows` only.
 
     Raises:
         ConfigError: a filter cannot be read.

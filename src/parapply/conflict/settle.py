@@ -69,15 +69,7 @@ class Settler:
     def __init__(
         self, session: WorkerSession, local: LocalRows, builder: CommandBuilder, rules: Rules, source: Source
     ) -> None:
-        """Start with nothing applied.
-
-        Args:
-            session: inside the target transaction.
-            local: of that session.
-            builder: of the leader.
-            rules: policies.
-            source: the transaction.
-        """
+        """Start with nothing applied; the session is inside the target transaction."""
         self._session = session
         self._local = local
         self._builder = builder

@@ -277,10 +277,7 @@ def _failed(said: str, code: int | None) -> SourceRefused:
 async def make(target: Connection, script: bytes, *, is_migration: bool = False) -> None:
     """Run a script of `dump` on the target, inside the caller's transaction; nothing for an empty one.
 
-    Args:
-        target: control session.
-        script: as `dump` returns it.
-        is_migration: of `migrate`, whose later steps make the rest; else of `init --copy --schema`.
+    With `is_migration` later steps make the rest; else it is of `init --copy --schema`.
 
     Raises:
         TargetRefused: an object exists already, a privilege is missing, or the target is too old for it.

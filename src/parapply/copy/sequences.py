@@ -34,11 +34,7 @@ async def bring(
 ) -> int:
     """Copy and report; return 0, or 1 if a sequence is missing on the target or could not be set.
 
-    Args:
-        config: the stream.
-        how: what to do.
-        ends: sessions to use; None: others.
-        as_json: one document, not lines.
+    Without `ends` it opens sessions of its own.
 
     Raises:
         SourceLost, SourceRefused, TargetLost, TargetRefused: an end cannot be asked, or refuses.

@@ -207,11 +207,7 @@ def behind_bytes(facts: SourceFacts, limits: RangeLimits) -> int:
     """Return the bytes of WAL to catch up from which a stream is left for ranges.
 
     Where the slot restarts far back it is more than `why_stream` asks for. Otherwise the next connection would stream
-    again, from there on.
-
-    Args:
-        facts: the publisher when the stream began.
-        limits: as configured.
+    again, from there on. The facts are of when the stream began.
     """
     least = _BEHIND * limits.enter_bytes
     slot = facts.slot

@@ -221,15 +221,7 @@ async def check_undecided(conn: Connection, facts: SourceFacts) -> None:
 
 
 def check_primary(facts: SourceFacts, what: str) -> None:
-    """Refuse a standby for what writes on the publisher.
-
-    Args:
-        facts: the publisher.
-        what: the command.
-
-    Raises:
-        SourceRefused: it is one.
-    """
+    """Refuse a standby for a command that writes on the publisher; raise SourceRefused if it is one."""
     if facts.is_in_recovery:
         raise SourceRefused(
             f"source: the server is a standby (in recovery), and {what} writes there",

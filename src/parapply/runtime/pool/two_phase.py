@@ -56,13 +56,10 @@ class TwoPhase:
         *,
         is_each_noted: bool,
     ) -> None:
-        """Start with the transactions prepared on the target.
+        """Start with the transactions prepared on the target, as `target.prepared.pending` has them.
 
-        Args:
-            slot_id: of the state.
-            pending: of `target.prepared.pending`.
-            sender: knows whether a transaction that it sent as prepared was rolled back.
-            is_each_noted: a COMMIT PREPARED never comes without its PREPARE.
+        The sender knows whether one that it sent was rolled back. With `is_each_noted` no COMMIT PREPARED comes without
+        its PREPARE.
         """
         self._slot_id = slot_id
         self._pending = dict(pending)

@@ -270,12 +270,7 @@ async def check_may_write(
 ) -> None:
     """Refuse to write what comes from the publisher once the target has taken over, or is about to.
 
-    Args:
-        conn: control session.
-        schema: of the state.
-        slot_id: slot.
-        slot_name: for the message.
-        until: from this step on.
+    That is from the step `until` on; the slot's name is for the message.
 
     Raises:
         TargetRefused: it has.
