@@ -44,7 +44,7 @@ _PLAIN: Final = re.compile(r"[\w./,:@-]+")
 
 
 # Source: PgBouncer's manual, "Section [databases]"; its loader.c, cstr_get_pair.
-def read(path: Path, database: str) -> dict[str, str | None]:
+def read_entry(path: Path, database: str) -> dict[str, str | None]:
     """Return host, port and dbname of a database's line; None: it does not name them.
 
     Raises:
@@ -60,7 +60,7 @@ def read(path: Path, database: str) -> dict[str, str | None]:
     return {key: found.get(key) for key in WHERE}
 
 
-def rewrite(path: Path, database: str, words: Mapping[str, str | None]) -> None:
+def rewrite_entry(path: Path, database: str, words: Mapping[str, str | None]) -> None:
     """Give the database's line other words; None removes one. The file is replaced as a whole, or stays as it was.
 
     Raises:
@@ -257,7 +257,7 @@ class Poolers:
                 hint=f"name its file (--pooler-config), or a command {LEADING} in [cutover.commands]",
             )
         if file:
-            words = read(Path(file), pooler.database)
+            words = read_entry(Path(file), pooler.database)
             written = Place(
                 words["host"] or "", int(words["port"] or _DEFAULT_PORT), words["dbname"] or pooler.database
             )
@@ -305,7 +305,7 @@ class Poolers:
             if file:
                 port = str(self._place.port)
                 words = {"host": self._place.host or None, "port": port, "dbname": self._place.dbname}
-                rewrite(Path(file), pooler.database, words)
+                rewrite_entry(Path(file), pooler.database, words)
                 failpoints.probe("cutover_rewritten")
             await pooler.reload()
             entry, note = await pooler.look(), self._note_of(pooler)
@@ -380,9 +380,9 @@ class Poolers:
     async def _give_back(self, pooler: Pooler, note: PausedPooler) -> None:
         before = Place(*note.led_to)
         if note.file:
-            words = read(Path(note.file), note.database)
+            words = read_entry(Path(note.file), note.database)
             if words != note.words:
-                rewrite(Path(note.file), note.database, note.words)
+                rewrite_entry(Path(note.file), note.database, note.words)
                 await pooler.reload()
         if (await pooler.look()).place != before:
             await pooler.reload()
@@ -403,7 +403,7 @@ class Poolers:
             database=pooler.database,
             file=file,
             led_to=(entry.place.host, entry.place.port, entry.place.dbname),
-            words=read(Path(file), pooler.database) if file else {},
+            words=read_entry(Path(file), pooler.database) if file else {},
         )
 
     async def _note(self, noted: list[PausedPooler]) -> None:

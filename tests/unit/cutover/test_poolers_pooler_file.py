@@ -43,13 +43,13 @@ def test_it_is_rewritten_and_back(tmp_path: Path, database: str, words: dict[str
     path.write_bytes(_FILE.replace("\n", "\r\n").encode() + b"; \xff\n")
     path.chmod(0o640)
     before = path.read_bytes()
-    assert poolers.read(path, database) == words
-    poolers.rewrite(path, database, _NEW)
+    assert poolers.read_entry(path, database) == words
+    poolers.rewrite_entry(path, database, _NEW)
     pairs = zip(path.read_bytes().split(b"\r\n"), before.split(b"\r\n"), strict=True)
     changed = [new for new, old in pairs if new != old]
     assert changed == [line.encode()]
-    assert poolers.read(path, database) == _NEW
-    poolers.rewrite(path, database, words)
+    assert poolers.read_entry(path, database) == _NEW
+    poolers.rewrite_entry(path, database, words)
     assert path.read_bytes() == before
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert [one.name for one in tmp_path.iterdir()] == ["pgbouncer.ini"]
@@ -61,7 +61,7 @@ def test_a_file_without_just_one_line_is_refused(tmp_path: Path, text: str) -> N
     path = tmp_path / "pgbouncer.ini"
     path.write_text(text)
     with pytest.raises(ConfigError, match="lines for the database 'app'"):
-        poolers.rewrite(path, "app", _NEW)
+        poolers.rewrite_entry(path, "app", _NEW)
     assert path.read_text() == text
 
 
@@ -71,7 +71,7 @@ def test_a_line_that_is_not_understood_is_refused(tmp_path: Path, value: str) ->
     path = tmp_path / "pgbouncer.ini"
     path.write_text(f"[databases]\napp = {value}\n")
     with pytest.raises(ConfigError, match="is not key=value"):
-        poolers.read(path, "app")
+        poolers.read_entry(path, "app")
 
 
 def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
@@ -79,6 +79,6 @@ def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
     (tmp_path / "real.ini").write_text("[databases]\napp = host=a\n")
     link = tmp_path / "link.ini"
     link.symlink_to("real.ini")
-    poolers.rewrite(link, "app", {"host": "b"})
+    poolers.rewrite_entry(link, "app", {"host": "b"})
     assert link.is_symlink()
     assert (tmp_path / "real.ini").read_text() == "[databases]\napp = host=b\n"
