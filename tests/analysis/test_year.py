@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -184,30 +183,18 @@ def test_rows_that_are_gone_or_torn_are_named(engine: DuckEngine, tmp_path: Path
         make_report(engine, request, heard)
 
 
-def test_rows_of_an_older_version_are_written_again_once(engine: DuckEngine, tmp_path: Path) -> None:
-    """Folders by kind of record, day and load, and entries without counts, become one load; the log may be gone."""
-    log, out, heard = tmp_path / "log", tmp_path / "out", _Heard()
+def test_an_entry_of_another_layout_is_refused_by_its_name(engine: DuckEngine, tmp_path: Path) -> None:
+    """An entry without counts, as checkouts before the first release wrote it, is not read as one without rows."""
+    log, out = tmp_path / "log", tmp_path / "out"
     request = ReportRequest(log=str(log), out=str(out), what_if=None)
-    _write_days(log, ("a", "b"), range(3))
-    write(log, "apply-c.jsonl", ["torn"])
-    before = make_report(engine, request, heard)
-    records = out / "records"
-    ((path,),) = [list((records / "_manifest").iterdir())]
+    _write_days(log, ("a",), range(2))
+    make_report(engine, request, Silent())
+    ((path,),) = [list((out / "records" / "_manifest").iterdir())]
     entry = json.loads(path.read_text())
     del entry["rows"], entry["batches"]
-    path.write_text(json.dumps(entry | {"days": ["2026-11-21", "2026-11-22", "2026-11-23"]}))
-    load = records / f"load={entry['load']}"
-    for part in list(load.glob("record=*/day=*")):
-        target = records / part.relative_to(load) / load.name
-        target.parent.mkdir(parents=True)
-        part.rename(target)
-    shutil.rmtree(load)
-    shutil.rmtree(log)
-    log.mkdir()
-    after = make_report(engine, request, heard)
-    assert _tables(after) == _tables(before)
-    assert not list(records.glob("record=*"))
-    assert [path.name for path in (records / "_manifest").iterdir()] == ["000002.json"]
+    path.write_text(json.dumps(entry | {"days": ["2026-11-21", "2026-11-22"]}))
+    with pytest.raises(ReportRefused, match=f"{path.name} is torn: it is no entry of a manifest"):
+        make_report(engine, request, Silent())
 
 
 def test_a_new_day_costs_the_same_after_many(tmp_path: Path) -> None:
