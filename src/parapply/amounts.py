@@ -1,8 +1,11 @@
-"""Time spans, sizes and counts for people."""
+"""Time spans, sizes, counts and lists for people."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PERIODS: Final = ((86_400, "days"), (3600, "hours"), (60, "minutes"))
 _MILLION: Final = 1_000_000
@@ -54,3 +57,8 @@ def percent(share: float) -> str:
     """Return a share: ``12 %``, ``0.3 %``; never broken between the two."""
     digits = f"{share * 100:.0f}" if share >= 0.1 or share == 0 else f"{share * 100:.2g}"
     return f"{digits}\N{NO-BREAK SPACE}%"
+
+
+def few(texts: Sequence[str], most: int = 5) -> str:
+    """Return the first of them, and the number of the others."""
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most:,} more" if len(texts) > most else "")

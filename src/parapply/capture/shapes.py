@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
-
 from parapply.capture.blocks import CapturedColumn, CapturedIndex, CapturedTable, CapturedType, Shapes
-from parapply.source.slot import source_errors
+from parapply.source.slot import read_rows, source_errors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -114,9 +112,7 @@ async def settings(conn: Connection) -> dict[str, str]:
 
 async def _rows(conn: Connection, query: LiteralString, params: Sequence[object]) -> list[tuple[Any, ...]]:
     with source_errors("reading the shapes of tables"):
-        async with psycopg.AsyncRawCursor(conn) as cursor:
-            await cursor.execute(query, params)
-            return await cursor.fetchall()
+        return await read_rows(conn, query, params)
 
 
 def _table(row: tuple[Any, ...]) -> CapturedTable:

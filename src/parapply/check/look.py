@@ -15,10 +15,10 @@ import psycopg
 from psycopg import sql
 
 from parapply import sharing
+from parapply.amounts import few
 from parapply.check.kinds import KINDS, Code, End, Finding, Severity
 from parapply.check.providers import ProviderEnd, Ruling, Status, rulings, with_fixes
-from parapply.check.server import read_rows
-from parapply.check.source import few, read_source
+from parapply.check.source import read_source
 from parapply.check.tables import read_tables
 from parapply.check.target import findings_of_machine, findings_of_target, read_target
 from parapply.config import settings_without_table
@@ -27,7 +27,7 @@ from parapply.copy.published import PublishedTable
 from parapply.errors import SourceLost, SourceRefused, TargetLost, TargetRefused
 from parapply.plan.table import TablePlan
 from parapply.source import refusals, slot
-from parapply.source.slot import source_errors
+from parapply.source.slot import read_rows, source_errors
 from parapply.target.session import settings
 from parapply.target.session.settings import target_errors
 from parapply.target.state import slots as state

@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import psycopg
+
+from parapply.source.slot import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import psycopg
+
 
 #: server_version_num of the versions that parapply is tested with: from the first, below the second.
 TESTED: Final = (150000, 190000)
@@ -112,16 +114,3 @@ async def read_server(conn: psycopg.AsyncConnection[Any]) -> Server:
     ((*found, settings),) = await read_rows(conn, _SERVER.format(actual=actual), [list(SETTINGS)])
     names = [field.name for field in msgspec.structs.fields(Server)][1:-1]
     return Server(version_num=version_num, settings=settings, **dict(zip(names, found, strict=True)))
-
-
-async def read_rows(
-    conn: psycopg.AsyncConnection[Any], query: str, params: Sequence[object] = ()
-) -> list[tuple[Any, ...]]:
-    """Return the rows of one of this package's constant queries, which take `$1` style parameters.
-
-    Raises:
-        psycopg.Error: the caller turns it into an error of ours.
-    """
-    async with psycopg.AsyncRawCursor(conn) as cursor:
-        await cursor.execute(query.encode(), params)
-        return await cursor.fetchall()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from parapply.check.server import read_rows
+from parapply.source.slot import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

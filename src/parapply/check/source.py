@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from psycopg import sql
 
+from parapply.amounts import few
 from parapply.check.kinds import Code, Finding
-from parapply.check.server import Server, read_rows, read_server
+from parapply.check.server import Server, read_server
 from parapply.check.shapes import TableShape, UserType, read_shapes, read_types
 from parapply.copy.published import PublishedTable, published_tables, schema_only_tables
 from parapply.errors import SourceRefused, TargetRefused
@@ -22,7 +23,7 @@ from parapply.plan.copy_starts import Name
 from parapply.quoting import shown
 from parapply.source import refusals, slot
 from parapply.source.options import start_options, streaming_of
-from parapply.source.slot import SourceFacts, source_errors
+from parapply.source.slot import SourceFacts, read_rows, source_errors
 from parapply.vocabulary import Provider
 from parapply.wire.ddl_queue import QUEUE
 
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 _OLD_TRANSACTION_S: Final = 60
 #: Seconds; a shorter wal_sender_timeout leaves the daemon no room for one long pause.
 _SHORT_SENDER_TIMEOUT_S: Final = 10.0
-#: Names in one finding about many things of one kind.
-_MOST_NAMES: Final = 5
 
 # Transactions with an xid hold a lock on it, which every role may see; when they began, not every role may.
 _OPEN: Final = """
@@ -171,12 +170,6 @@ class SourceSide(msgspec.Struct, frozen=True, kw_only=True):
             for each in self.identities
             if (each.publishes_updates or each.publishes_deletes) and (each.columns or each.replica_identity == "f")
         }
-
-
-def few(names: Sequence[str]) -> str:
-    """Return the first names of many."""
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 async def read_source(conn: slot.Connection, config: Config, facts: SourceFacts, options: CheckOptions) -> SourceSide:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from psycopg import sql
 
+from parapply.amounts import few
 from parapply.check.kinds import Code, Finding
-from parapply.check.server import Server, read_rows, read_server
-from parapply.check.source import few
+from parapply.check.server import Server, read_server
 from parapply.conflict.policies import Rules
 from parapply.errors import TargetRefused
+from parapply.source.slot import read_rows
 from parapply.target.session import origins, prepared
 from parapply.target.session.settings import SHARED_ORIGINS_SINCE, may_take_role, target_errors
 

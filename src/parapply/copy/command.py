@@ -15,6 +15,7 @@ import click
 import psycopg
 
 from parapply import connect, continuity, failpoints, sharing
+from parapply.amounts import few
 from parapply.commands import lifecycle
 from parapply.copy import left_out, replaced, slot_guard
 from parapply.copy import schema as schemas
@@ -27,6 +28,7 @@ from parapply.copy.snapshot import IS_LEFT, came_late, check_commands, check_unc
 from parapply.engine.state import covers
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn
+from parapply.printable import printable
 from parapply.source import ddl_queue, late_tables, slot
 from parapply.target.session import lease, settings
 from parapply.target.state import commands, copies, cutovers
@@ -179,7 +181,7 @@ async def pause(config: Config, names: Sequence[str]) -> None:
             await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=known.is_listed)
             await copies.pause(ends.target, schema, found.slot_id, [table.full_name for table in tables])
         await copy.until_seen(found.slot_id)
-        paused = left_out.few([table.text for table in tables])
+        paused = printable(few([table.text for table in tables]))
         click.echo(f"paused: {paused}; `parapply resume` copies what is paused again")
 
 
@@ -206,7 +208,8 @@ async def refresh(config: Config, options: CopyOptions) -> None:
         gone = sorted(there - {table.full_name for table in published})
         if gone:
             await copies.forget(ends.target, schema, found.slot_id, gone)
-            click.echo(f"no longer published, their rows stay: {left_out.few([f'{one}.{two}' for one, two in gone])}")
+            names = printable(few([f"{one}.{two}" for one, two in gone]))
+            click.echo(f"no longer published, their rows stay: {names}")
         if not tables:
             click.echo("all published tables are copied or paused; nothing to do")
             return
@@ -443,7 +446,7 @@ class _Copy:
             running = [table.text for table in named if self._options.resumes and table.full_name not in paused]
             if running:
                 raise TargetRefused(
-                    f"not paused: {left_out.few(running)}",
+                    f"not paused: {few(running)}",
                     hint="`parapply status` shows which are; `refresh --table` copies others",
                 )
             return named
@@ -474,7 +477,7 @@ class _Copy:
             known = await copies.load(self._target, schema, slot_id)
         found = await continuity.look(self._source, self._target, self._config, slot_id, known)
         if found.altered:
-            altered = left_out.few([".".join(name) for name in found.altered])
+            altered = printable(few([".".join(name) for name in found.altered]))
             click.echo(f"warning: {continuity.ALTERED}: {altered}. Hint: {continuity.ALTERED_HINT}")
         return await copies.load(self._target, schema, slot_id) if found.has_changed else known
 
@@ -503,7 +506,7 @@ class _Copy:
         foreign = [table.text for table in full if table.oid not in begun_oids]
         if foreign and not self._options.truncates:
             raise TargetRefused(
-                f"target: {left_out.few(foreign)} hold rows already",
+                f"target: {few(foreign)} hold rows already",
                 hint="if target.dsn leads to the right database and these rows may go, --truncate deletes them",
             )
         await on_target.check_access(self._target, here, emptied=full)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
 from parapply import continuity, sharing
+from parapply.amounts import few
 from parapply.printable import printable
 from parapply.target.state import copies
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from parapply.config import Config
     from parapply.connect import Connections
@@ -20,14 +21,11 @@ if TYPE_CHECKING:
     from parapply.source.slot import SourceFacts
     from parapply.target.state.copies import Copies
 
-#: Tables named in one message.
-_MOST_NAMES: Final = 5
-
 
 def say_paused(known: Copies) -> None:
     """Report which tables are left out until they are resumed."""
     if paused := [f"{row.schema_name}.{row.table_name}" for row in known.tables if row.is_paused]:
-        click.echo(f"paused, and left out until `parapply resume`: {few(paused)}")
+        click.echo(f"paused, and left out until `parapply resume`: {printable(few(paused))}")
 
 
 def say_schema_only(known: Copies) -> None:
@@ -55,9 +53,3 @@ def say_state(facts: SourceFacts, published: Collection[Name]) -> None:
             " is published, and left out here; publish the other tables or schemas by name (docs/CONFLICTS.md, two-way"
             " replication)"
         )
-
-
-def few(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the others."""
-    more = len(names) - _MOST_NAMES
-    return printable(", ".join(names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")

@@ -18,7 +18,7 @@ from psycopg import sql
 from parapply.config_mapping import are_apart
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.plan.table import Replacement
-from parapply.source.slot import source_errors
+from parapply.source.slot import read_rows, source_errors
 from parapply.state_mark import STATE_SCHEMAS_SQL
 
 if TYPE_CHECKING:
@@ -62,18 +62,16 @@ async def leaves_of(conn: psycopg.AsyncConnection[tuple[Any, ...]], oids: Sequen
           JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
           LEFT JOIN pg_catalog.pg_am AS am ON am.oid = c.relam
          WHERE c.relkind IN ('r', 'f') ORDER BY 1, 2, 3"""
-    async with psycopg.AsyncRawCursor(conn) as cursor:
-        await cursor.execute(query, [list(oids)])
-        found = await cursor.fetchall()
+    found = await read_rows(conn, query, [list(oids)])
     leaves: dict[int, list[Leaf]] = {oid: [] for oid in oids}
-    for root, schema, name, pages, has_ranges, rows, analysed_pages in found:
+    for root, schema, name, pages, has_ranges, n_rows, analysed_pages in found:
         leaf = Leaf(
             schema=schema,
             name=name,
             pages=pages,
             has_ranges=has_ranges,
             # The table has grown since it was last analysed, as a rule.
-            estimated_rows=int(rows * pages / analysed_pages) if analysed_pages else 0,
+            estimated_rows=int(n_rows * pages / analysed_pages) if analysed_pages else 0,
         )
         leaves[root].append(leaf)
     return leaves
@@ -182,7 +180,7 @@ async def _read(conn: Connection, publications: Sequence[str]) -> list[Published
                            JOIN listed AS o ON o.oid = a.relid WHERE a.relid <> l.oid)
          GROUP BY 1, 2, 3 ORDER BY 2, 3"""  # noqa: S608 - a constant
     with source_errors("reading the published tables"):
-        found = await _rows(conn, query, [list(publications)])
+        found = await read_rows(conn, query, [list(publications)])
         oids = [oid for oid, *_ in found]
         columns, keys, leaves = await _columns(conn, oids), await _keys(conn, oids), await leaves_of(conn, oids)
     is_exact = conn.info.server_version >= _GENERATED_SINCE
@@ -252,7 +250,7 @@ async def check_readable(conn: Connection, tables: Sequence[PublishedTable]) -> 
          WHERE NOT (has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'SELECT')) ORDER BY 1"""
     leaves = [leaf for table in tables for leaf in table.leaves]
     with source_errors("looking whether the published tables may be read"):
-        found = await _rows(conn, query, [[leaf.schema for leaf in leaves], [leaf.name for leaf in leaves]])
+        found = await read_rows(conn, query, [[leaf.schema for leaf in leaves], [leaf.name for leaf in leaves]])
     if found:
         raise SourceRefused(
             f"source: the role may not read {', '.join([name for (name,) in found])}",
@@ -302,7 +300,7 @@ async def _columns(conn: Connection, oids: Sequence[int]) -> dict[int, list[_Col
         SELECT attrelid::bigint, attname, atttypid::bigint, atttypmod, attgenerated = '' FROM pg_catalog.pg_attribute
          WHERE attrelid = ANY ($1::oid[]) AND attnum > 0 AND NOT attisdropped ORDER BY attrelid, attnum"""
     columns: dict[int, list[_Column]] = {oid: [] for oid in oids}
-    for oid, *column in await _rows(conn, query, [list(oids)]):
+    for oid, *column in await read_rows(conn, query, [list(oids)]):
         columns[oid].append(_Column(*column))
     return columns
 
@@ -316,10 +314,4 @@ async def _keys(conn: Connection, oids: Sequence[int]) -> dict[int, tuple[str, .
          WHERE i.indrelid = ANY ($1::oid[]) AND i.indisvalid AND k.n <= i.indnkeyatts
            AND (i.indisreplident OR i.indisprimary)
          GROUP BY i.indrelid, i.indexrelid, i.indisreplident ORDER BY i.indrelid, i.indisreplident DESC"""
-    return {oid: tuple(names) for oid, names in await _rows(conn, query, [list(oids)])}
-
-
-async def _rows(conn: Connection, query: LiteralString, params: Sequence[object]) -> list[tuple[Any, ...]]:
-    async with psycopg.AsyncRawCursor(conn) as cursor:
-        await cursor.execute(query, params)
-        return await cursor.fetchall()
+    return {oid: tuple(names) for oid, names in await read_rows(conn, query, [list(oids)])}

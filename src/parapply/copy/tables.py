@@ -6,12 +6,13 @@ In: a control session, published tables. Out: answers, and statements run.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 import psycopg
 from psycopg import sql
 
+from parapply.amounts import few
 from parapply.errors import TargetRefused
 from parapply.state_mark import STATE_SCHEMAS_SQL
 from parapply.target.catalogue.facts import look_for_foreign_code, own_table
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 #: Tables queried in one statement: each is a lock until it ends.
 _AT_ONCE = 64
-#: Foreign keys named in one message.
-_MOST_NAMES: Final = 5
 
 
 async def check_columns(conn: Connection, tables: Sequence[PublishedTable], *, may_be_made: bool = False) -> None:
@@ -114,11 +113,6 @@ async def shapes(conn: Connection, tables: Sequence[PublishedTable]) -> dict[Nam
 
 def _names(tables: Sequence[PublishedTable]) -> list[list[str]]:
     return [[table.schema for table in tables], [table.name for table in tables]]
-
-
-def _few(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _quoted(table: PublishedTable) -> str:
@@ -205,7 +199,7 @@ async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
             emptied = [table.full_name for table in whole]
             if single and (acting := await still_acting(conn, list(relations), but=emptied)):
                 raise TargetRefused(
-                    f"target: emptying tables would change rows of others by {_few(acting)}",
+                    f"target: emptying tables would change rows of others by {few(acting)}",
                     hint="GRANT SET ON PARAMETER session_replication_role TO the target's role; or name the tables of"
                     " these foreign keys, too, in the same command",
                 )

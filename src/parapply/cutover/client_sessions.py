@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from parapply.amounts import few
 from parapply.cutover import fence
 from parapply.errors import ConfigError, ParapplyError
 from parapply.logs import redact_text
@@ -81,4 +82,4 @@ class ClientSessions:
             except ParapplyError as error:
                 left = [redact_text(error.line())]
             if left:
-                self._look.warn(f"sessions that began behind the fence stay read only: {fence.few(left)}")
+                self._look.warn(f"sessions that began behind the fence stay read only: {few(left)}")

@@ -29,7 +29,6 @@ import click
 from psycopg import sql
 
 from parapply import connect
-from parapply.check.server import read_rows
 from parapply.commands import lifecycle
 from parapply.copy import sequences
 from parapply.copy.published import published_tables
@@ -46,7 +45,7 @@ from parapply.model import format_lsn
 from parapply.sequences import SequenceOptions
 from parapply.source import refusals, slot
 from parapply.source.options import start_options
-from parapply.source.slot import source_errors
+from parapply.source.slot import read_rows, source_errors
 from parapply.state_mark import STATE_SCHEMAS_SQL
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from psycopg import conninfo, sql
 
-from parapply.check.server import read_rows
+from parapply.amounts import few
 from parapply.errors import ParapplyError, SourceRefused
 from parapply.model import parse_lsn
 from parapply.quoting import shown
-from parapply.source.slot import source_errors
+from parapply.source.slot import read_rows, source_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,13 +85,6 @@ class _Session(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"process {self.pid} (role {self.role})"
-
-
-def few(texts: Sequence[str]) -> str:
-    """Return the first of them and the number of the others."""
-    most = 5
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return ", ".join(texts[:most]) + more
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):

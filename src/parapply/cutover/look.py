@@ -11,6 +11,7 @@ import click
 import msgspec
 from psycopg import sql
 
+from parapply.amounts import few
 from parapply.check.kinds import KINDS, Code, Finding, Severity
 from parapply.check.look import look_at
 from parapply.check.source import CheckOptions
@@ -120,7 +121,7 @@ class CutoverLook:
         known = {table.oid for table in self._tables}
         if new := [table.text for table in tables if table.oid not in known]:
             raise SourceRefused(
-                f"source: published since the cut-over looked at its tables: {fence.few(new)}", hint=way_back.AGAIN
+                f"source: published since the cut-over looked at its tables: {few(new)}", hint=way_back.AGAIN
             )
         await way_back.check_covers(self._back.source, self._reverse, tables, is_made=is_made)
 
@@ -145,7 +146,7 @@ class CutoverLook:
         ]
         if lacking:
             yield TargetRefused(
-                f"the target does not have all of {fence.few(lacking)}: not copied, paused, or only now copied",
+                f"the target does not have all of {few(lacking)}: not copied, paused, or only now copied",
                 hint="see `parapply status`; `parapply refresh` or `parapply resume` copies them",
             )
 
@@ -171,7 +172,7 @@ class CutoverLook:
             yield error
         if unlisted := await self._not_applied(copied):
             yield TargetRefused(
-                f"the target gets nothing of {fence.few(unlisted)}: published, with rows, and never copied",
+                f"the target gets nothing of {few(unlisted)}: published, with rows, and never copied",
                 hint="`parapply refresh` copies them",
             )
         if forward.apply.delay_s > self._options.timeout_s:
@@ -181,13 +182,13 @@ class CutoverLook:
             )
         if held := await fence.prepared(ahead.source):
             yield SourceRefused(
-                f"source: {len(held)} transactions are prepared: {fence.few(held)}",
+                f"source: {len(held)} transactions are prepared: {few(held)}",
                 hint="COMMIT PREPARED or ROLLBACK PREPARED them first",
             )
         if await prepared.pending(ahead.target, self._slot_id):
             yield TargetRefused("transactions are prepared on the target", hint="end them on the source")
         if left := [table.text for table in self._tables if table.row_filter]:
-            self.warn(f"{fence.few(left)}: a row filter leaves rows out, which the target does not have")
+            self.warn(f"{few(left)}: a row filter leaves rows out, which the target does not have")
         report = await look_at(ahead, forward, CheckOptions(), facts, known)
         for each in report.findings:
             if each.code in _NOT_THERE:
@@ -250,10 +251,10 @@ class CutoverLook:
                 [lease.LOCK_CLASS],
             )
         if subscriptions:
-            names = fence.few([str(name) for (name,) in subscriptions])
+            names = few([str(name) for (name,) in subscriptions])
             yield SourceRefused(f"source: the subscriptions {names} write to it", hint="ALTER SUBSCRIPTION ... DISABLE")
         if daemons:
-            pids = fence.few([str(pid) for (pid,) in daemons])
+            pids = few([str(pid) for (pid,) in daemons])
             yield SourceRefused(f"source: another parapply applies to it (process {pids} there)", hint="stop it first")
 
     async def _of_opening(self) -> AsyncIterator[ParapplyError]:
@@ -283,7 +284,7 @@ class CutoverLook:
             yield SourceRefused(f"no publications {', '.join(missing)} on the target", hint="make them, or name one")
         if without := await way_back.without_identity(self._ahead, self._tables):
             yield SourceRefused(
-                f"a publication of the target would break UPDATE and DELETE there: {fence.few(without)} have no"
+                f"a publication of the target would break UPDATE and DELETE there: {few(without)} have no"
                 " replica identity that can be published",
                 hint="on the target make their primary keys and ALTER TABLE ... REPLICA IDENTITY DEFAULT, or FULL"
                 " if they have no generated columns",

@@ -18,13 +18,12 @@ import click
 from psycopg import conninfo, sql
 
 from parapply import connect
-from parapply.check.server import read_rows
-from parapply.cutover.fence import few
+from parapply.amounts import few
 from parapply.cutover.pooler import without_secrets
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.quoting import copyable, shown, shown_list, toml_string
 from parapply.source import refusals, slot
-from parapply.source.slot import source_errors
+from parapply.source.slot import read_rows, source_errors
 from parapply.target.session import lease, origins, prepared
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state import cutovers

@@ -19,10 +19,9 @@ import msgspec
 from psycopg import sql
 
 from parapply import failpoints
-from parapply.check.server import read_rows
 from parapply.errors import ParapplyError, TargetRefused
 from parapply.quoting import identifier, literal, setting, shown
-from parapply.source.slot import source_errors
+from parapply.source.slot import read_rows, source_errors
 from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from psycopg import sql
 
-from parapply.check.server import read_rows
+from parapply import amounts
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.plan.copy_starts import Name
 from parapply.quoting import shown_list
-from parapply.source.slot import source_errors
+from parapply.source.slot import read_rows, source_errors
 from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:
@@ -268,6 +268,4 @@ async def _of_target(
 
 def few(names: Collection[Name]) -> str:
     """Return the first names, and the number of the others."""
-    texts = [".".join(name) for name in names]
-    more = len(texts) - _MOST_NAMES
-    return ", ".join(texts[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return amounts.few([".".join(name) for name in names], _MOST_NAMES)

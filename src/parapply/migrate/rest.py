@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import sql
 
-from parapply.check.server import read_rows
 from parapply.connect import open_target
 from parapply.copy.pump import pump
 from parapply.copy.tables import still_acting
 from parapply.errors import TargetRefused
-from parapply.source.slot import source_errors
+from parapply.source.slot import read_rows, source_errors
 from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:

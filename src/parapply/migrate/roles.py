@@ -14,10 +14,9 @@ import click
 import msgspec
 from psycopg import sql
 
-from parapply.check.server import read_rows
 from parapply.printable import printable
 from parapply.quoting import identifier, literal, setting
-from parapply.source.slot import source_errors
+from parapply.source.slot import read_rows, source_errors
 from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:

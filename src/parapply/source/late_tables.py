@@ -18,9 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import psycopg
 
-from parapply.source.slot import source_errors
+from parapply.source.slot import read_rows, source_errors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -192,9 +191,8 @@ async def oids(conn: Connection, names: Sequence[Name]) -> dict[Name, int]:
           JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name
          WHERE c.relkind IN ('r', 'p')"""
     with source_errors("looking for tables"):
-        async with psycopg.AsyncRawCursor(conn) as cursor:
-            await cursor.execute(query, [[schema for schema, _ in names], [table for _, table in names]])
-            return {(schema, name): oid for schema, name, oid in await cursor.fetchall()}
+        found = await read_rows(conn, query, [[schema for schema, _ in names], [table for _, table in names]])
+    return {(schema, name): oid for schema, name, oid in found}
 
 
 async def names(conn: Connection, oids: Collection[int]) -> dict[int, Name]:
@@ -207,9 +205,7 @@ async def names(conn: Connection, oids: Collection[int]) -> dict[int, Name]:
         SELECT c.oid::bigint, n.nspname, c.relname FROM pg_catalog.pg_class AS c
           JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY ($1::oid[])"""
     with source_errors("reading the tables' names"):
-        async with psycopg.AsyncRawCursor(conn) as cursor:
-            await cursor.execute(query, [list(oids)])
-            return {oid: (schema, name) for oid, schema, name in await cursor.fetchall()}
+        return {oid: (schema, name) for oid, schema, name in await read_rows(conn, query, [list(oids)])}
 
 
 def why_not_whole(line: Sequence[TablePlace], known: Collection[str]) -> str:
@@ -260,6 +256,4 @@ def entries(version_num: int) -> LiteralString:
 async def entry_rows(conn: Connection, query: LiteralString, params: Sequence[object]) -> list[tuple[Any, ...]]:
     """Run a query that reads the publications' entries; they are its first parameter."""
     found = entries(conn.info.server_version)
-    async with psycopg.AsyncRawCursor(conn) as cursor:
-        await cursor.execute(f"WITH RECURSIVE entries AS MATERIALIZED ({found}) {query}".encode(), params)
-        return await cursor.fetchall()
+    return await read_rows(conn, f"WITH RECURSIVE entries AS MATERIALIZED ({found}) {query}", params)

@@ -171,7 +171,7 @@ async def databases(conn: Connection) -> list[tuple[str, bool, bool]]:
     """
     query: LiteralString = "SELECT datname, datistemplate, datallowconn FROM pg_catalog.pg_database ORDER BY datname"
     with source_errors("reading the names of the databases"):
-        return [(name, is_template, allows) for name, is_template, allows in await _rows(conn, query)]
+        return [(name, is_template, allows) for name, is_template, allows in await read_rows(conn, query)]
 
 
 async def connect(
@@ -223,9 +223,16 @@ def without_answer(login: Login, wait_s: float) -> list[int]:
     return [conn.info.backend_pid for conn, its_login in waiting if its_login == login and not conn.closed]
 
 
-async def _rows(conn: Connection, query: LiteralString, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+async def read_rows(
+    conn: psycopg.AsyncConnection[Any], query: str, params: Sequence[object] = ()
+) -> list[tuple[Any, ...]]:
+    """Return the rows of one of the package's own queries, which take `$1` style parameters, on either end.
+
+    Raises:
+        psycopg.Error: the caller turns it into an error of ours.
+    """
     async with psycopg.AsyncRawCursor(conn) as cursor:
-        await cursor.execute(query, params)
+        await cursor.execute(query.encode(), params)
         return await cursor.fetchall()
 
 
@@ -254,7 +261,7 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
                ARRAY(SELECT schema_name::text FROM {STATE_SCHEMAS_SQL} AS own)
           FROM pg_catalog.pg_is_in_recovery() AS r"""  # noqa: S608 - a constant
     with source_errors("inspecting the publisher"):
-        found = await _rows(conn, query, [slot_name])
+        found = await read_rows(conn, query, [slot_name])
     ((identifier, timeline, database, wal_level, level_now, is_standby, timeout_s, decoding_bytes, *rest),) = found
     flush, slot, synced, feedback, started_us, own = rest
     return SourceFacts(
@@ -285,7 +292,7 @@ async def state_schemas(conn: Connection) -> frozenset[str]:
     """
     query: LiteralString = f"SELECT schema_name::text FROM {STATE_SCHEMAS_SQL} AS own"  # noqa: S608 - a constant
     with source_errors("looking for state schemas"):
-        return frozenset([str(schema) for (schema,) in await _rows(conn, query)])
+        return frozenset([str(schema) for (schema,) in await read_rows(conn, query)])
 
 
 async def position(conn: Connection) -> SourcePosition:
@@ -301,7 +308,7 @@ async def position(conn: Connection) -> SourcePosition:
                    pg_catalog.pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int END
           FROM pg_catalog.pg_is_in_recovery() AS r"""
     with source_errors("reading the publisher's position"):
-        ((unix_us, passed_unix_us, flush, insert, standby_names, timeline),) = await _rows(conn, query)
+        ((unix_us, passed_unix_us, flush, insert, standby_names, timeline),) = await read_rows(conn, query)
     return SourcePosition(
         clock_us=unix_us - POSTGRES_EPOCH_US,
         passed_us=None if passed_unix_us is None else passed_unix_us - POSTGRES_EPOCH_US,
@@ -323,7 +330,7 @@ async def log_running(conn: Connection) -> bool:
     function = "pg_catalog.pg_log_standby_snapshot()"
     query = f"SELECT NOT pg_catalog.pg_is_in_recovery() AND pg_catalog.has_function_privilege('{function}', 'EXECUTE')"
     with source_errors("logging running transactions"):
-        ((may,),) = await _rows(conn, query)
+        ((may,),) = await read_rows(conn, query)
         if may:
             await conn.execute(f"SELECT {function}")
     return bool(may)
@@ -361,7 +368,7 @@ async def read_slot(conn: Connection, slot_name: str) -> SlotFacts | None:
         "SELECT pg_catalog.to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1"
     )
     with source_errors("reading the slot"):
-        found = await _rows(conn, query, [slot_name])
+        found = await read_rows(conn, query, [slot_name])
     return _slot_facts(found[0][0]) if found else None
 
 
@@ -387,11 +394,11 @@ class StreamSender(NamedTuple):
             SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text
               FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND active_pid = $2::int"""
         with source_errors("asking what became of a prepared transaction"):
-            found = await _rows(self.conn, next_query, [self.slot_name, self.pid])
+            found = await read_rows(self.conn, next_query, [self.slot_name, self.pid])
             if not found:
                 return False
             full = full_xid(xid, int(found[0][0]))
-            ((status,),) = await _rows(self.conn, "SELECT pg_catalog.pg_xact_status($1::text::xid8)", [str(full)])
+            ((status,),) = await read_rows(self.conn, "SELECT pg_catalog.pg_xact_status($1::text::xid8)", [str(full)])
         return bool(status == "aborted")
 
 
@@ -440,7 +447,7 @@ async def check_publications(conn: Connection, names: Sequence[str]) -> frozense
         query: LiteralString = (
             "SELECT pubname, pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_catalog.pg_publication ORDER BY 1"
         )
-        present = {str(name): flags for name, *flags in await _rows(conn, query)}
+        present = {str(name): flags for name, *flags in await read_rows(conn, query)}
     missing = [name for name in names if name not in present]
     if missing:
         there = ", ".join(repr(name) for name in present) or "none"
@@ -458,7 +465,7 @@ async def published_tables(conn: Connection, names: Sequence[str]) -> tuple[tupl
         " WHERE pubname = ANY ($1::text[]) ORDER BY 1, 2"
     )
     with source_errors("reading the published tables"):
-        return tuple((str(schema), str(table)) for schema, table in await _rows(conn, query, [list(names)]))
+        return tuple((str(schema), str(table)) for schema, table in await read_rows(conn, query, [list(names)]))
 
 
 async def tables_to_expect(conn: Connection, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -491,7 +498,7 @@ async def tables_to_expect(conn: Connection, names: Sequence[str]) -> tuple[tupl
                         OR above.relnamespace IN (SELECT nspid FROM entry WHERE nspid IS NOT NULL)))
          ORDER BY c.oid"""
     with source_errors("reading the published tables"):
-        return tuple([(str(schema), str(table)) for schema, table in await _rows(conn, query, [list(names)])])
+        return tuple([(str(schema), str(table)) for schema, table in await read_rows(conn, query, [list(names)])])
 
 
 async def check_room(conn: Connection) -> None:
@@ -506,7 +513,7 @@ async def check_room(conn: Connection) -> None:
         " FROM pg_catalog.pg_replication_slots"
     )
     with source_errors("counting the slots"):
-        ((has_room,),) = await _rows(conn, query)
+        ((has_room,),) = await read_rows(conn, query)
     if not has_room:
         raise SourceRefused(
             "source: no replication slot is free, and the copy's snapshot needs one while it is made",
@@ -527,7 +534,7 @@ async def create_slot(conn: Connection, slot_name: str, *, two_phase: bool = Fal
         "SELECT lsn FROM pg_catalog.pg_create_logical_replication_slot($1::name, 'pgoutput', false, $2)"
     )
     with source_errors(f"creating the slot {slot_name!r}"):
-        ((lsn,),) = await _rows(conn, query, [slot_name, two_phase])
+        ((lsn,),) = await read_rows(conn, query, [slot_name, two_phase])
     return parse_lsn(lsn)
 
 
@@ -541,7 +548,7 @@ async def advance_slot(conn: Connection, slot_name: str, lsn: int) -> None:
     """
     query: LiteralString = "SELECT pg_catalog.pg_replication_slot_advance($1::name, $2::pg_lsn)"
     with source_errors(f"moving the slot {slot_name!r}"):
-        await _rows(conn, query, [slot_name, format_lsn(lsn)])
+        await read_rows(conn, query, [slot_name, format_lsn(lsn)])
 
 
 async def copy_slot(conn: Connection, slot_name: str, new_name: str) -> int:
@@ -555,7 +562,7 @@ async def copy_slot(conn: Connection, slot_name: str, new_name: str) -> int:
         "SELECT c.lsn FROM pg_catalog.pg_copy_logical_replication_slot($1::name, $2::name, false) AS c"
     )
     with source_errors(f"creating the slot {new_name!r}"):
-        ((lsn,),) = await _rows(conn, query, [slot_name, new_name])
+        ((lsn,),) = await read_rows(conn, query, [slot_name, new_name])
     return parse_lsn(lsn)
 
 
@@ -568,4 +575,4 @@ async def drop_slot(conn: Connection, slot_name: str) -> None:
         SourceLost: the connection broke.
     """
     with source_errors(f"dropping the slot {slot_name!r}"):
-        await _rows(conn, "SELECT pg_catalog.pg_drop_replication_slot($1::name)", [slot_name])
+        await read_rows(conn, "SELECT pg_catalog.pg_drop_replication_slot($1::name)", [slot_name])
