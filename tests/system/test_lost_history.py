@@ -15,9 +15,10 @@ from parapply.model import format_lsn
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
 from tests.fixtures.databases import create_database
-from tests.fixtures.plain import check_equal, commit_each, foreign_transaction, plain_route
+from tests.fixtures.plain import check_equal, commit_each, foreign_transaction, lsn_of, plain_route
 from tests.fixtures.roles import SOURCE_ROLE
 from tests.fixtures.route import Route
+from tests.fixtures.two_phase import decide, n_prepared, write_prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -151,6 +152,49 @@ def test_f14_a_publisher_put_back_is_refused_where_the_watermark_is_inside_a_com
     server.kill()
     server.start()
     _check_refused(start_daemon(route), "sends another transaction that ends at", "put back to an older state")
+
+
+def test_f14_a_publisher_put_back_is_refused_where_the_watermark_is_inside_a_rollbacks_record(
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """Of ROLLBACK PREPARED only the end is sent. Left out, what it rolls back would stay prepared on the target."""
+    server = own_servers("publisher")
+    route = plain_route(create_database(server, "source"), target_db, new_slot, source__two_phase="true")
+    write_prepared(route.source, "g", "INSERT INTO evt VALUES (1)")
+    begin_lsn = route.source.rows("SELECT pg_current_wal_lsn()")[0][0]
+    assert start_daemon(route, "--until", begin_lsn).exit_code(60) == 0
+    assert n_prepared(target_db) == 1
+    inside = format_lsn(lsn_of(route.source) + 8)
+    decide(route.source, "g", "ROLLBACK")
+    target_db.execute(f"UPDATE parapply.slots SET lowest_lsn = '{inside}', highest_lsn = '{inside}'")
+    server.kill()
+    server.start()
+    _check_refused(start_daemon(route), "sends another transaction that ends at", "put back to an older state")
+
+
+def test_f14_a_publisher_that_crashed_is_taken_again_with_thousands_of_records_above_the_watermark(
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """Each is found, and so are those that another history lacks; what is above and not recorded does not count."""
+    server = own_servers("publisher")
+    route = plain_route(create_database(server, "source"), target_db, new_slot)
+    settings: Mapping[str, str | float] = {"apply.commit_order": "relaxed", "apply.max_batch_transactions": 1}
+    daemon = start_daemon(route, settings=settings)
+    commit_each(route.source, 1, 1)
+    daemon.wait_caught_up()
+    with foreign_transaction(target_db, "SELECT FROM item WHERE id = 1 FOR UPDATE"):
+        route.source.execute("UPDATE item SET v = 0 WHERE id = 1")
+        commit_each(route.source, 2, 1200)
+        target_db.wait_until("SELECT count(*) = 1200 FROM evt")
+        daemon.kill()
+        server.kill()
+        target_db.execute(f"SELECT pg_terminate_backend(pid) {_WORKERS}")
+        target_db.wait_until(f"SELECT NOT EXISTS (SELECT {_WORKERS})")
+    server.start()
+    commit_each(route.source, 1201, 1300)
+    daemon = start_daemon(route, settings=settings)
+    daemon.wait_caught_up()
+    check_equal(route)
 
 
 def test_f14_a_publisher_put_back_to_an_older_copy_is_refused(

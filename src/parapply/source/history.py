@@ -32,14 +32,13 @@ if TYPE_CHECKING:
 #: Bytes of WAL behind the watermark beyond which nothing is looked at: the publisher keeps all changes in a file first.
 LIMIT_BYTES: Final = 1 << 30
 
-# Of what ends a transaction: C, P, K and r. All but r say in their third to tenth byte where their record begins: a
-# stream that starts inside of the record leaves the transaction out. No others after `low_lsn`: there may be thousands.
+_ANY_LSN: Final = (1 << 64) - 1
+# Of what ends a transaction: C, P, K and r. No others after `low_lsn`: there may be thousands.
 _QUERY: LiteralString = """
     SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes($1::name, $2::pg_lsn, NULL, VARIADIC $3::text[])
      WHERE pg_catalog.get_byte(data, 0) IN (67, 80, 75, 114)
-       AND (lsn = ANY ($4::pg_lsn[]) OR lsn > $5::pg_lsn AND (lsn <= $6::pg_lsn
-            OR pg_catalog.get_byte(data, 0) <> 114 AND pg_catalog.substring(data, 3, 8) < $7::bytea))
-     LIMIT 1000"""
+       AND (lsn = ANY ($4::pg_lsn[]) OR lsn > $5::pg_lsn AND lsn <= $6::pg_lsn)
+     LIMIT $7"""
 
 
 async def check(  # noqa: PLR0913
@@ -72,12 +71,15 @@ async def check(  # noqa: PLR0913
     awaited = {end_lsn: time_us for end_lsn, time_us in recorded if end_lsn > slot_lsn}
     last_lsn = max([slot_lsn, begin_lsn, *[end_lsn for end_lsn, _ in recorded if end_lsn <= low_lsn]])
     up_to_lsn = max([low_lsn, *awaited])
+    # The publisher ends with the record in which that LSN lies. A stream from there leaves out what ends so: its record
+    # begins before.
+    other_lsn = low_lsn if up_to_lsn > low_lsn else _ANY_LSN
     words = [word for pair in options for word in pair]
     ends = [format_lsn(end_lsn) for end_lsn in awaited]
-    values = [slot_name, format_lsn(up_to_lsn), words, ends, format_lsn(last_lsn), format_lsn(low_lsn)]
+    values = [slot_name, format_lsn(up_to_lsn), words, ends, format_lsn(last_lsn), format_lsn(other_lsn)]
     with source_errors("looking for what is applied"):
         async with psycopg.AsyncRawCursor(conn) as cursor:
-            await cursor.execute(_QUERY, [*values, low_lsn.to_bytes(8)], binary=True)
+            await cursor.execute(_QUERY, [*values, len(awaited) + 1], binary=True)
             found = dict(_end_of(bytes(data)) for (data,) in await cursor.fetchall())
     if found == awaited:
         return
