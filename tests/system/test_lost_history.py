@@ -197,6 +197,47 @@ def test_f14_a_publisher_that_crashed_is_taken_again_with_thousands_of_records_a
     check_equal(route)
 
 
+def _pass_a_gigabyte(database: Database) -> None:
+    """Let more than a gigabyte of WAL pass that holds nothing."""
+    for _ in range(66):
+        database.execute("SELECT pg_logical_emit_message(false, 'tests', ''), pg_switch_wal()")
+
+
+def test_f14_a_slot_more_than_a_gigabyte_behind_does_not_hide_an_older_copy(
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """A publisher that only crashed is taken again; without an old transaction's end its slot is as far behind."""
+    server = own_servers("publisher", settings={"wal_init_zero": "off", "max_wal_size": "8GB"})
+    route = plain_route(create_database(server, "source"), target_db, new_slot)
+    older = server.directory / "older"
+    server.stop()
+    _put(server.data_dir, older)
+    server.start()
+    daemon = start_daemon(route)
+    with foreign_transaction(route.source, "SELECT pg_current_xact_id()"):
+        commit_each(route.source, 1, 20)
+        _pass_a_gigabyte(route.source)
+        commit_each(route.source, 21, 40)
+        daemon.wait_caught_up()
+        daemon.kill()
+    server.kill()
+    server.start()
+    ((behind,),) = route.source.rows("SELECT pg_current_wal_lsn() - confirmed_flush_lsn FROM pg_replication_slots")
+    assert behind > 1 << 30
+    daemon = start_daemon(route)
+    commit_each(route.source, 41, 50)
+    daemon.wait_caught_up()
+    daemon.kill()
+    assert daemon.events_of("history_unproved") == []
+    server.kill()
+    _put(older, server.data_dir)
+    server.start()
+    _pass_a_gigabyte(route.source)
+    commit_each(route.source, 1, 10)
+    _pass_a_gigabyte(route.source)
+    _check_refused(start_daemon(route), "sends no transaction, or another one, that ends at")
+
+
 def test_f14_a_publisher_put_back_to_an_older_copy_is_refused(
     own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:

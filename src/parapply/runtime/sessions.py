@@ -518,22 +518,20 @@ class Connector:
             # The watermark has not moved; the way back of a cut-over begins past its slot.
             return
         is_two_phase = facts.slot is not None and facts.slot.is_two_phase
-        why = ""
         if found.has_forgotten:
             why = "no record of what is applied is left"
-        elif found.high_lsn - slot_lsn > history.LIMIT_BYTES:
-            why = "the slot is too far behind"
         elif source.two_phase and not is_two_phase:
             why = "the slot does not send prepared transactions yet"
-        if not why:
+        else:
             name, version = source.slot, facts.server_version_num
             start = options.start_options(version, source.publications, source.origin, two_phase=is_two_phase)
-            await history.check(
+            why = await history.check(
                 conn, name, slot_lsn, start, begin_lsn=found.begin_lsn, low_lsn=found.low_lsn, recorded=found.recorded
             )
+        if why:
+            self._log.warning("history_unproved", slot=source.slot, reason=why)
+        else:
             self._proved_us = facts.started_us
-            return
-        self._log.warning("history_unproved", slot=source.slot, reason=why)
 
     async def _catch_up(  # noqa: PLR0913  what there is to read, and how
         self,
