@@ -5,6 +5,7 @@ Its commits from then on have LSNs that the target holds for other transactions.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from parapply.model import format_lsn
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
 from tests.fixtures.databases import create_database
-from tests.fixtures.plain import check_equal, commit_each, foreign_transaction, lsn_of, plain_route
+from tests.fixtures.plain import check_equal, commit_each, drop_slot, foreign_transaction, lsn_of, plain_route
 from tests.fixtures.roles import SOURCE_ROLE
 from tests.fixtures.route import Route
 from tests.fixtures.two_phase import decide, n_prepared, write_prepared
@@ -195,6 +196,27 @@ def test_f14_a_publisher_that_crashed_is_taken_again_with_thousands_of_records_a
     daemon = start_daemon(route, settings=settings)
     daemon.wait_caught_up()
     check_equal(route)
+
+
+def test_f14_a_publisher_put_back_with_its_memory_is_refused(
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """A virtual machine's snapshot: the server says that it runs since the same time, and its slot is behind.
+
+    That it has another transaction at the recorded place is what the record is made to say.
+    """
+    route = plain_route(create_database(own_servers("publisher"), "source"), target_db, new_slot)
+    route.source.rows(f"SELECT pg_copy_logical_replication_slot('{route.slot}', 'older')")
+    daemon = start_daemon(route)
+    commit_each(route.source, 1, 20)
+    daemon.wait_caught_up()
+    target_db.wait_until("SELECT confirmed_flush_lsn > begin_lsn FROM parapply.slots")
+    daemon.pause()
+    drop_slot(route)
+    route.source.rows(f"SELECT pg_copy_logical_replication_slot('older', '{route.slot}')")
+    target_db.execute("UPDATE parapply.applied SET commit_time = commit_time - interval '1 second'")
+    daemon.send(signal.SIGCONT)
+    _check_refused(daemon, "sends no transaction, or another one, that ends at", "put back to an older state")
 
 
 def _pass_a_gigabyte(database: Database) -> None:

@@ -508,11 +508,13 @@ class Connector:
         """
         source = self._config.source
         slot_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
-        # A server that has served this daemon since its start was not put back.
+        # A server that has served this daemon since its start was not put back, unless with its memory: such a one, of
+        # a virtual machine, has forgotten what its slot was told.
         if slot_lsn >= found.high_lsn:
             self._proved_us = facts.started_us
             return
-        if self._server == (facts.system_identifier, facts.started_us):
+        is_told = slot_lsn >= found.confirmed_flush_lsn
+        if is_told and self._server == (facts.system_identifier, facts.started_us):
             return
         if found.high_lsn <= found.begin_lsn:
             # The watermark has not moved; the way back of a cut-over begins past its slot.
