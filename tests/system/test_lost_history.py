@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parapply.demo.server import PgServer
-    from tests.fixtures.daemon import Daemon, StartDaemon
+    from tests.fixtures.daemon import Daemon, RunCommand, StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
 
@@ -217,6 +217,37 @@ def test_f14_a_publisher_put_back_with_its_memory_is_refused(
     target_db.execute("UPDATE parapply.applied SET commit_time = commit_time - interval '1 second'")
     daemon.send(signal.SIGCONT)
     _check_refused(daemon, "sends no transaction, or another one, that ends at", "put back to an older state")
+
+
+def test_f14_a_publisher_put_back_to_before_the_copy_of_a_table_is_refused(
+    own_servers: OwnServers,
+    target_db: Database,
+    init_route: Callable[[Route], None],
+    start_daemon: StartDaemon,
+    run_command: RunCommand,
+) -> None:
+    """Nothing of the stream is applied that it lacks, but a table was copied later, and its changes count from there.
+
+    So it is while the daemon is behind, or when `refresh` reads what a standby does not have yet.
+    """
+    server = own_servers("publisher")
+    route = plain_route(create_database(server, "source"), target_db, init_route)
+    daemon = start_daemon(route)
+    commit_each(route.source, 1, 20)
+    daemon.wait_caught_up()
+    daemon.stop()
+    older = server.directory / "older"
+    server.stop()
+    _put(server.data_dir, older)
+    server.start()
+    commit_each(route.source, 21, 300)
+    done = run_command(route, "refresh", "--table", "public.evt", "--truncate")
+    assert (done.returncode, _count(target_db)) == (0, 300), done.stderr
+    server.kill()
+    _put(older, server.data_dir)
+    server.start()
+    route.source.execute("INSERT INTO evt VALUES (1000)")
+    _check_refused(start_daemon(route), "the publisher's WAL ends at", "put back to an older state")
 
 
 def _pass_a_gigabyte(database: Database) -> None:

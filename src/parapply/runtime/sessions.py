@@ -530,6 +530,8 @@ class Connector:
             why = await history.check(
                 conn, name, slot_lsn, start, begin_lsn=found.begin_lsn, low_lsn=found.low_lsn, recorded=found.recorded
             )
+            if not why and found.copied_lsn > found.high_lsn:
+                why = "a table was copied as of after all that is applied"
         if why:
             self._log.warning("history_unproved", slot=source.slot, reason=why)
         else:
