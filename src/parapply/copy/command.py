@@ -447,7 +447,7 @@ class _Copy:
         Raises:
             SourceRefused: it did.
         """
-        known = await connect.known_position(self._target, found)
+        known = await connect.known_position(self._target, self._schema, found)
         two_phase = self._config.source.two_phase
         facts = await refusals.check(
             self._source, facts, self._config.source.login, self._name, known, two_phase=two_phase

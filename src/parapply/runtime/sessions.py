@@ -360,7 +360,7 @@ class Connector:
         if found is None or found.slot_id != slot_id:
             raise TargetLost(f"target: the state of slot {name!r} was removed while this daemon took the lease")
         login = config.source.login
-        known = await connect.known_position(control, found)
+        known = await connect.known_position(control, config.target.state_schema, found)
         facts = await refusals.check(source, facts, login, name, known, two_phase=config.source.two_phase)
         facts = await failover.ensure(login, facts, name, config.source.failover)
         if config.source.failover == "auto" and not self._is_failover_told and (why := failover.unprotected(facts)):
@@ -377,7 +377,7 @@ class Connector:
         is_two_phase = self._config.source.two_phase
         if is_two_phase:
             await prepared.check_possible(control)
-        pending = await prepared.pending(control, slot_id)
+        pending = await prepared.pending(control, self._config.target.state_schema, slot_id)
         if pending and not is_two_phase:
             raise TargetRefused(
                 f"{len(pending)} transactions are prepared on the target, but source.two_phase is off",
