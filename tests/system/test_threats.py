@@ -244,7 +244,7 @@ def test_what_others_prepare_is_not_the_slots(
 
 
 def test_what_others_prepare_is_not_taken_for_applied(mallory: Mallory, prepared: Callable[[str], None]) -> None:
-    """What another role prepared under the name of the slot's next one is not committed in its place.
+    """A transaction of another role under the name of the slot's next one is not committed in its place.
 
     The daemon stops, because the name is taken, until that one is rolled back.
     """

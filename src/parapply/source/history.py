@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Cursor: TypeAlias = psycopg.AsyncRawCursor[tuple[Any, ...]]
 
-#: Bytes of WAL that are decoded at most: the publisher keeps all changes in a file first. What lies before is passed
+#: Bytes of WAL that are decoded at most: the publisher keeps all changes in a file first. WAL before them is passed
 #: with a copy of the slot, for which it is only read.
 _LIMIT_BYTES: Final = 1 << 30
 #: Bytes decoded before the end of the first transaction looked for. Its commit record, which has less, begins in them.
@@ -118,7 +118,7 @@ async def check(  # noqa: PLR0913
 
 
 async def _copy(cursor: Cursor, slot_name: str, copy: str, lsn: int) -> str:
-    """Make a temporary copy of a slot that is at a later LSN, and return why that cannot be; empty: it is there."""
+    """Make a temporary copy of a slot that is at a later LSN, and return why that cannot be; empty: it is made."""
     try:
         await cursor.execute("SELECT pg_catalog.pg_copy_logical_replication_slot($1, $2, true)", [slot_name, copy])
         await cursor.execute("SELECT pg_catalog.pg_replication_slot_advance($1, $2)", [copy, format_lsn(lsn)])

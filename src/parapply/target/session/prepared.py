@@ -56,7 +56,7 @@ def start_of_gid(slot_id: int, xid: int) -> str:
 async def pending(conn: Connection, schema: str, slot_id: int) -> dict[int, tuple[str, int]]:
     """Return the transactions prepared here for a slot: (name, end LSN of the PREPARE) by xid of the publisher.
 
-    Those of a role that may not write the state are none of ours, whatever their names are.
+    A transaction of a role that may not write the state is none of ours, whatever its name is.
 
     Raises:
         TargetLost: the connection broke.
