@@ -180,7 +180,9 @@ async def known_state(config: Config, target: settings.Connection, system_identi
     return await state.load(target, schema, config.source.slot, system_identifier)
 
 
-async def known_position(conn: settings.Connection, found: state.SlotState | None) -> refusals.KnownPosition | None:
+async def known_position(
+    conn: settings.Connection, schema: str, found: state.SlotState | None
+) -> refusals.KnownPosition | None:
     """Return the target's state for the slot check, as read and as prepared; None if no state exists.
 
     Raises:
@@ -188,13 +190,14 @@ async def known_position(conn: settings.Connection, found: state.SlotState | Non
     """
     if found is None:
         return None
-    # A daemon that was killed between a PREPARE and its record leaves it above everything that is recorded.
-    pending = await prepared.pending(conn, found.slot_id)
+    # A daemon that was killed between a PREPARE and its record leaves it above everything that is recorded. So does a
+    # copy of a table while the daemon is behind, or one that read what a standby does not have yet.
+    pending = await prepared.pending(conn, schema, found.slot_id)
     return refusals.KnownPosition(
         system_identifier=found.system_identifier,
         timeline=found.timeline,
         low_lsn=found.low_lsn,
-        high_lsn=max([found.high_lsn, *[end_lsn for _, end_lsn in pending.values()]]),
+        high_lsn=max([found.high_lsn, found.copied_lsn, *[end_lsn for _, end_lsn in pending.values()]]),
         confirmed_flush_lsn=found.confirmed_flush_lsn,
     )
 

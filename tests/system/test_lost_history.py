@@ -5,6 +5,7 @@ Its commits from then on have LSNs that the target holds for other transactions.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -15,16 +16,17 @@ from parapply.model import format_lsn
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
 from tests.fixtures.databases import create_database
-from tests.fixtures.plain import check_equal, commit_each, foreign_transaction, plain_route
+from tests.fixtures.plain import check_equal, commit_each, drop_slot, foreign_transaction, lsn_of, plain_route
 from tests.fixtures.roles import SOURCE_ROLE
 from tests.fixtures.route import Route
+from tests.fixtures.two_phase import decide, n_prepared, write_prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from parapply.demo.server import PgServer
-    from tests.fixtures.daemon import Daemon, StartDaemon
+    from tests.fixtures.daemon import Daemon, RunCommand, StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
 
@@ -110,6 +112,48 @@ def test_f14_relaxed_a_standby_that_lacks_what_passed_the_watermark_is_refused(
     assert (_count(target_db), target_db.rows("SELECT v FROM item WHERE id = 1")) == (20, [(1,)])
 
 
+@pytest.mark.parametrize("outcome", ["lost", "kept"])
+def test_f14_a_table_copied_as_of_what_a_standby_lacks(  # noqa: PLR0917  fixtures
+    own_servers: OwnServers,
+    target_db: Database,
+    init_route: Callable[[Route], None],
+    start_daemon: StartDaemon,
+    run_command: RunCommand,
+    outcome: str,
+) -> None:
+    """A promoted standby that lacks it is refused; one from which the table was copied after the promotion is not."""
+    is_lost = outcome == "lost"
+    primary, standby = own_servers("primary"), own_servers("standby")
+    plain = plain_route(create_database(primary, "source"), target_db, init_route)
+    primary.stop()
+    _standby_of(primary, standby)
+    hosts = make_conninfo(
+        host="127.0.0.1,127.0.0.1", port=f"{primary.port},{standby.port}", dbname="source", user=SOURCE_ROLE,
+        target_session_attrs="read-write",
+    )  # fmt: skip
+    route = Route(source=plain.source, target=target_db, slot=plain.slot, settings=plain.settings, source_dsn=hosts)
+    refresh = ("refresh", "--table", "public.evt", "--truncate")
+    end_lsn = plain.source.rows("SELECT pg_current_wal_flush_lsn()")[0][0]
+    plain.source.wait_until(f"SELECT replay_lsn >= '{end_lsn}' FROM pg_stat_replication")
+    standby.stop()
+    if is_lost:
+        commit_each(plain.source, 1, 300)
+        assert run_command(route, *refresh).returncode == 0
+        assert _count(target_db) == 300
+    primary.kill()
+    standby.start()
+    standby.execute("SELECT pg_promote(true, 60)")
+    standby.execute("INSERT INTO evt VALUES (-1)", dbname="source")
+    done = run_command(route, *refresh)
+    assert done.returncode == (_SOURCE_REFUSED if is_lost else 0), done.stderr
+    daemon = start_daemon(route)
+    if is_lost:
+        _check_refused(daemon, "now on timeline 2, left it at", "the publisher lost")
+    else:
+        standby.execute("INSERT INTO evt VALUES (-2)", dbname="source")
+        target_db.wait_until("SELECT count(*) = 2 FROM evt")
+
+
 def test_f14_a_publisher_put_back_is_refused_where_keep_alives_alone_have_moved_the_watermark(
     own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:
@@ -151,6 +195,142 @@ def test_f14_a_publisher_put_back_is_refused_where_the_watermark_is_inside_a_com
     server.kill()
     server.start()
     _check_refused(start_daemon(route), "sends another transaction that ends at", "put back to an older state")
+
+
+def test_f14_a_publisher_put_back_is_refused_where_the_watermark_is_inside_a_rollbacks_record(
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """Of ROLLBACK PREPARED only the end is sent. Left out, what it rolls back would stay prepared on the target."""
+    server = own_servers("publisher")
+    route = plain_route(create_database(server, "source"), target_db, new_slot, source__two_phase="true")
+    write_prepared(route.source, "g", "INSERT INTO evt VALUES (1)")
+    begin_lsn = route.source.rows("SELECT pg_current_wal_lsn()")[0][0]
+    assert start_daemon(route, "--until", begin_lsn).exit_code(60) == 0
+    assert n_prepared(target_db) == 1
+    inside = format_lsn(lsn_of(route.source) + 8)
+    decide(route.source, "g", "ROLLBACK")
+    target_db.execute(f"UPDATE parapply.slots SET lowest_lsn = '{inside}', highest_lsn = '{inside}'")
+    server.kill()
+    server.start()
+    _check_refused(start_daemon(route), "sends another transaction that ends at", "put back to an older state")
+
+
+def test_f14_a_publisher_that_crashed_is_taken_again_with_thousands_of_records_above_the_watermark(
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """Each is found, and so are those that another history lacks; what is above and not recorded does not count."""
+    server = own_servers("publisher")
+    route = plain_route(create_database(server, "source"), target_db, new_slot)
+    settings: Mapping[str, str | float] = {"apply.commit_order": "relaxed", "apply.max_batch_transactions": 1}
+    daemon = start_daemon(route, settings=settings)
+    commit_each(route.source, 1, 1)
+    daemon.wait_caught_up()
+    with foreign_transaction(target_db, "SELECT FROM item WHERE id = 1 FOR UPDATE"):
+        route.source.execute("UPDATE item SET v = 0 WHERE id = 1")
+        commit_each(route.source, 2, 1200)
+        target_db.wait_until("SELECT count(*) = 1200 FROM evt")
+        daemon.kill()
+        server.kill()
+        target_db.execute(f"SELECT pg_terminate_backend(pid) {_WORKERS}")
+        target_db.wait_until(f"SELECT NOT EXISTS (SELECT {_WORKERS})")
+    server.start()
+    commit_each(route.source, 1201, 1300)
+    daemon = start_daemon(route, settings=settings)
+    daemon.wait_caught_up()
+    check_equal(route)
+
+
+def test_f14_a_publisher_put_back_with_its_memory_is_refused(
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """A virtual machine's snapshot: the server says that it runs since the same time, and its slot is behind.
+
+    That it has another transaction at the recorded place is what the record is made to say.
+    """
+    route = plain_route(create_database(own_servers("publisher"), "source"), target_db, new_slot)
+    route.source.rows(f"SELECT pg_copy_logical_replication_slot('{route.slot}', 'older')")
+    daemon = start_daemon(route)
+    commit_each(route.source, 1, 20)
+    daemon.wait_caught_up()
+    target_db.wait_until("SELECT confirmed_flush_lsn > begin_lsn FROM parapply.slots")
+    daemon.pause()
+    drop_slot(route)
+    route.source.rows(f"SELECT pg_copy_logical_replication_slot('older', '{route.slot}')")
+    target_db.execute("UPDATE parapply.applied SET commit_time = commit_time - interval '1 second'")
+    daemon.send(signal.SIGCONT)
+    _check_refused(daemon, "sends no transaction, or another one, that ends at", "put back to an older state")
+
+
+def test_f14_a_publisher_put_back_to_before_the_copy_of_a_table_is_refused(
+    own_servers: OwnServers,
+    target_db: Database,
+    init_route: Callable[[Route], None],
+    start_daemon: StartDaemon,
+    run_command: RunCommand,
+) -> None:
+    """Nothing of the stream is applied that it lacks, but a table was copied later, and its changes count from there.
+
+    So it is while the daemon is behind, or when `refresh` reads what a standby does not have yet.
+    """
+    server = own_servers("publisher")
+    route = plain_route(create_database(server, "source"), target_db, init_route)
+    daemon = start_daemon(route)
+    commit_each(route.source, 1, 20)
+    daemon.wait_caught_up()
+    daemon.stop()
+    older = server.directory / "older"
+    server.stop()
+    _put(server.data_dir, older)
+    server.start()
+    commit_each(route.source, 21, 300)
+    done = run_command(route, "refresh", "--table", "public.evt", "--truncate")
+    assert (done.returncode, _count(target_db)) == (0, 300), done.stderr
+    server.kill()
+    _put(older, server.data_dir)
+    server.start()
+    route.source.execute("INSERT INTO evt VALUES (1000)")
+    _check_refused(start_daemon(route), "the publisher's WAL ends at", "put back to an older state")
+
+
+def _pass_a_gigabyte(database: Database) -> None:
+    """Let more than a gigabyte of WAL pass that holds nothing."""
+    for _ in range(66):
+        database.execute("SELECT pg_logical_emit_message(false, 'tests', ''), pg_switch_wal()")
+
+
+def test_f14_a_slot_more_than_a_gigabyte_behind_does_not_hide_an_older_copy(
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """A publisher that only crashed is taken again; without an old transaction's end its slot is as far behind."""
+    server = own_servers("publisher", settings={"wal_init_zero": "off", "max_wal_size": "8GB"})
+    route = plain_route(create_database(server, "source"), target_db, new_slot)
+    older = server.directory / "older"
+    server.stop()
+    _put(server.data_dir, older)
+    server.start()
+    daemon = start_daemon(route)
+    with foreign_transaction(route.source, "SELECT pg_current_xact_id()"):
+        commit_each(route.source, 1, 20)
+        _pass_a_gigabyte(route.source)
+        commit_each(route.source, 21, 40)
+        daemon.wait_caught_up()
+        daemon.kill()
+    server.kill()
+    server.start()
+    ((behind,),) = route.source.rows("SELECT pg_current_wal_lsn() - confirmed_flush_lsn FROM pg_replication_slots")
+    assert behind > 1 << 30
+    daemon = start_daemon(route)
+    commit_each(route.source, 41, 50)
+    daemon.wait_caught_up()
+    daemon.kill()
+    assert daemon.events_of("history_unproved") == []
+    server.kill()
+    _put(older, server.data_dir)
+    server.start()
+    _pass_a_gigabyte(route.source)
+    commit_each(route.source, 1, 10)
+    _pass_a_gigabyte(route.source)
+    _check_refused(start_daemon(route), "sends no transaction, or another one, that ends at")
 
 
 def test_f14_a_publisher_put_back_to_an_older_copy_is_refused(

@@ -12,13 +12,18 @@ import pytest
 from parapply.login import Login
 from parapply.target.catalogue.facts import load_facts
 from parapply.target.session import settings
+from parapply.target.session.prepared import gid_of
+from parapply.wire.decode import decode
+from parapply.wire.messages import Prepare
 from tests.fixtures.daemon import Daemon
+from tests.fixtures.fan import make_slot
 from tests.fixtures.mallory import Mallory, mallory
 from tests.fixtures.plain import FAST
 from tests.fixtures.route import Route
+from tests.fixtures.two_phase import decide, write_prepared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from parapply.plan.table import TableFacts
@@ -195,3 +200,76 @@ def test_values_are_neither_run_nor_told(mallory: Mallory, new_slot: Callable[[R
     log = "\n".join([*daemon.lines, *written])
     assert [word for word in ("secret of a row", "ALTER ROLE", "unsaid", "host=") if word in log] == []
     assert not mallory.is_superuser
+
+
+@pytest.fixture
+def prepared(mallory: Mallory) -> Iterator[Callable[[str], None]]:
+    """Prepares a transaction without changes on the target as Mallory; it is rolled back after the test."""
+    target, gids = mallory.route.target, list[str]()
+
+    def prepare(gid: str) -> None:
+        mallory.on(target, f"BEGIN; PREPARE TRANSACTION '{gid}'")
+        gids.append(gid)
+
+    yield prepare
+    for gid in gids:
+        if target.rows(f"SELECT FROM pg_prepared_xacts WHERE gid = '{gid}'"):
+            target.execute(f"ROLLBACK PREPARED '{gid}'")
+
+
+def _slot_id(route: Route) -> int:
+    """Have a daemon make the state of a slot, and return its id, which locks and origins show to every role."""
+    daemon = Daemon(route)
+    try:
+        daemon.wait_caught_up()
+        daemon.stop()
+    finally:
+        daemon.end()
+    return int(route.target.rows(f"SELECT slot_id FROM parapply.slots WHERE slot_name = '{route.slot}'")[0][0])
+
+
+def test_what_others_prepare_is_not_the_slots(
+    mallory: Mallory, new_slot: Callable[[Route], None], prepared: Callable[[str], None]
+) -> None:
+    """A name of a slot's and an LSN to come do not make the publisher look like an older copy of itself."""
+    route = Route(source=mallory.route.source, target=mallory.route.target, target_dsn=mallory.route.target_dsn,
+                  settings=FAST)  # fmt: skip
+    new_slot(route)
+    prepared(f"parapply_{_slot_id(route)}_1000_FFFFFFFF/FFFFFFF0")
+    daemon = Daemon(route)
+    try:
+        daemon.wait_caught_up()
+    finally:
+        daemon.end()
+
+
+def test_what_others_prepare_is_not_taken_for_applied(mallory: Mallory, prepared: Callable[[str], None]) -> None:
+    """A transaction of another role under the name of the slot's next one is not committed in its place.
+
+    The daemon stops, because the name is taken, until that one is rolled back.
+    """
+    route = Route(source=mallory.route.source, target=mallory.route.target, target_dsn=mallory.route.target_dsn,
+                  settings={**FAST, "source.two_phase": "true"})  # fmt: skip
+    make_slot(route, is_two_phase=True)
+    slot_id = _slot_id(route)
+    write_prepared(route.source, "g", f"INSERT INTO {mallory.role}.early VALUES (100)")
+    decide(route.source, "g", "COMMIT")
+    ((data,),) = route.source.rows(
+        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{route.slot}', NULL, NULL, 'proto_version', '3',"
+        f" 'publication_names', 'pub', 'two_phase', 'on') WHERE get_byte(data, 0) = 80"
+    )
+    message = decode(bytes(data))
+    assert isinstance(message, Prepare)
+    gid = gid_of(slot_id, message.xid, message.end_lsn)
+    prepared(gid)
+    daemon = Daemon(route)
+    try:
+        assert daemon.exit_code(60) == 5, daemon.log_tail()
+        assert "duplicate_object (42710)" in daemon.failure
+        route.target.execute(f"ROLLBACK PREPARED '{gid}'")
+        daemon.end()
+        daemon = Daemon(route)
+        daemon.wait_caught_up()
+        assert route.target.rows(f"SELECT id FROM {mallory.role}.early WHERE id = 100") == [(100,)]
+    finally:
+        daemon.end()

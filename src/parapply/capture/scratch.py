@@ -192,7 +192,9 @@ class Scratch:
             with target_errors("reading the state"):
                 slots = await rows(conn, in_schema("SELECT slot_id FROM {s}.slots", schema))
             for (slot_id,) in slots:
-                await prepared.roll_back(conn, [gid for gid, _ in (await prepared.pending(conn, slot_id)).values()])
+                await prepared.roll_back(
+                    conn, [gid for gid, _ in (await prepared.pending(conn, schema, slot_id)).values()]
+                )
                 await state.drop_slot_state(conn, schema, slot_id)
                 await origins.drop_origins(conn, slot_id)
             await drop_schema(conn, schema)

@@ -259,7 +259,7 @@ async def _of_known_slot(
 ) -> list[Finding]:
     """Return the reasons why a slot that is already followed cannot continue."""
     login, name = config.source.login, config.source.slot
-    position = await known_position(ends.target, found)
+    position = await known_position(ends.target, config.target.state_schema, found)
     try:
         await refusals.check(ends.source, source.facts, login, name, position, two_phase=config.source.two_phase)
     except SourceRefused as error:

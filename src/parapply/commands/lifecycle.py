@@ -156,7 +156,7 @@ async def _forget_migration(config: Config, target: settings.Connection, facts: 
 
 async def _remove_state(target: settings.Connection, schema: str, slot_id: int, name: str) -> None:
     # Nothing else would ever end them: they hold locks and keep vacuum from its work (F34).
-    held = [gid for gid, _ in (await prepared.pending(target, slot_id)).values()]
+    held = [gid for gid, _ in (await prepared.pending(target, schema, slot_id)).values()]
     await prepared.roll_back(target, held)
     if held:
         click.echo(f"target: {len(held)} prepared transactions rolled back")
@@ -184,7 +184,7 @@ async def _check_removable(target: settings.Connection, schema: str, slot_id: in
             f" the source, and of slot {cutover.reverse_slot!r} on the target",
             hint="`parapply cutover` goes on with it, or takes it back with --undo; then `parapply drop`",
         )
-    await prepared.check_may_end(target, slot_id)
+    await prepared.check_may_end(target, schema, slot_id)
     await state.check_may_drop(target, schema, slot_id)
 
 

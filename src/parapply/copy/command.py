@@ -29,7 +29,7 @@ from parapply.engine.state import covers
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
 from parapply.model import format_lsn
 from parapply.printable import printable
-from parapply.source import ddl_queue, late_tables, slot
+from parapply.source import ddl_queue, late_tables, refusals, slot
 from parapply.target.session import lease, settings
 from parapply.target.state import commands, copies, cutovers
 from parapply.target.state import slots as state
@@ -436,8 +436,23 @@ class _Copy:
                 " would be neither in the copy nor in the stream",
                 hint="`parapply drop`, then `parapply init --copy`, during which two_phase is pending",
             )
+        await self._check_history(facts, found)
         published = await self._published(facts)
         return found, await self.known(found.slot_id, published), published
+
+    async def _check_history(self, facts: slot.SourceFacts, found: state.SlotState) -> None:
+        """Refuse a publisher that lost what is on the target, and note its timeline: the copy will be of that one.
+
+        Raises:
+            SourceRefused: it did.
+        """
+        known = await connect.known_position(self._target, self._schema, found)
+        two_phase = self._config.source.two_phase
+        facts = await refusals.check(
+            self._source, facts, self._config.source.login, self._name, known, two_phase=two_phase
+        )
+        if facts.timeline != found.timeline:
+            await state.set_timeline(self._target, self._schema, found.slot_id, facts.timeline)
 
     def chosen(self, known: copies.Copies, published: Sequence[PublishedTable]) -> list[PublishedTable]:
         paused = {row.name for row in known.tables if row.is_paused}

@@ -65,14 +65,14 @@ _POLL_S: Final = 0.01
 #: Seconds until the process that sends the stream is ended: a daemon that is stopped (SIGSTOP) holds it.
 _PATIENCE_S: Final = 3.0
 
-# The messages Begin, with the LSN of the commit record, and Insert, Update, Delete, Truncate, with tables' OIDs.
-# Transactions without a change of a published table send none.
+# The messages Begin and Begin Prepare, with the LSN of the record of the commit or the PREPARE, and Insert, Update,
+# Delete, Truncate, with tables' OIDs. Transactions without a change of a published table send none.
 _CHANGES: Final = """
 SELECT pg_catalog.get_byte(data, 0),
        pg_catalog.substr(data, 2, CASE pg_catalog.get_byte(data, 0) WHEN 84 THEN pg_catalog.length(data) ELSE 8 END)
   FROM pg_catalog.pg_logical_slot_peek_binary_changes($1::name, NULL, NULL, VARIADIC $2::text[])
- WHERE pg_catalog.get_byte(data, 0) IN (66, 73, 85, 68, 84)"""
-_BEGIN, _TRUNCATE = b"BT"
+ WHERE pg_catalog.get_byte(data, 0) IN (66, 98, 73, 85, 68, 84)"""
+_BEGIN, _BEGIN_PREPARE, _TRUNCATE = b"BbT"
 # A publication FOR ALL TABLES also has the state of the way back, which the cut-over itself writes there.
 _OWN: Final = f"""
 SELECT c.oid::bigint FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -118,7 +118,7 @@ async def _late_count(source: Connection, config: Config, low_lsn: int) -> int:
     late: set[int] = set()
     commit_lsn = 0
     for kind, data in changes:
-        if kind == _BEGIN:
+        if kind in {_BEGIN, _BEGIN_PREPARE}:
             commit_lsn = int.from_bytes(bytes(data))
         # A transaction that ends at the watermark has its commit record before it.
         elif commit_lsn >= low_lsn and not own.issuperset(_tables(kind, bytes(data))):

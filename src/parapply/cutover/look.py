@@ -185,7 +185,7 @@ class CutoverLook:
                 f"source: {len(held)} transactions are prepared: {few(held)}",
                 hint="COMMIT PREPARED or ROLLBACK PREPARED them first",
             )
-        if await prepared.pending(ahead.target, self._slot_id):
+        if await prepared.pending(ahead.target, schema, self._slot_id):
             yield TargetRefused("transactions are prepared on the target", hint="end them on the source")
         if left := [table.text for table in self._tables if table.row_filter]:
             self.warn(f"{few(left)}: a row filter leaves rows out, which the target does not have")

@@ -246,7 +246,7 @@ async def drop_state(ends: Connections, config: Config, slot_id: int) -> None:
         TargetRefused, TargetLost: it could not be removed.
     """
     await lease.take_lease(ends.target, slot_id, 0)
-    held = [gid for gid, _ in (await prepared.pending(ends.target, slot_id)).values()]
+    held = [gid for gid, _ in (await prepared.pending(ends.target, config.target.state_schema, slot_id)).values()]
     if held:
         raise TargetRefused(
             f"transactions are prepared on the old source: {few(held)}", hint="`parapply drop` rolls them back"

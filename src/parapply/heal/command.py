@@ -158,9 +158,8 @@ async def begin(
     await continuity.leave_out(ends.source, ends.target, config, found.slot_id, before)
     facts = await refusals.with_timeline(ends.source, facts, config.source.login)
     # Read again: a daemon that has just ended may have applied more.
-    known = await connect.known_position(
-        ends.target, await connect.known_state(config, ends.target, facts.system_identifier)
-    )
+    again = await connect.known_state(config, ends.target, facts.system_identifier)
+    known = await connect.known_position(ends.target, config.target.state_schema, again)
     lost: SlotLost | None = None
     try:
         two_phase = config.source.two_phase
@@ -393,7 +392,7 @@ class HealRun:
     # -- from here on something is changed
 
     async def _replace_slot(self, snapshot: SourceSnapshot) -> None:
-        await prepared.check_may_end(self._target, self._slot_id)
+        await prepared.check_may_end(self._target, self._schema, self._slot_id)
         facts = await slot.inspect(self._source, self._name)
         refusals.check_own_and_idle(facts)
         await heals.begin(
@@ -404,7 +403,7 @@ class HealRun:
             source_started_us=facts.started_us,
             state=DaemonState.HEALING if self._options.is_by_daemon else DaemonState.LOST,
         )
-        held = [gid for gid, _ in (await prepared.pending(self._target, self._slot_id)).values()]
+        held = [gid for gid, _ in (await prepared.pending(self._target, self._schema, self._slot_id)).values()]
         await prepared.roll_back(self._target, held)
         if held:
             self._voice.say(f"target: {len(held)} prepared transactions rolled back; the copy has what became of them")

@@ -346,7 +346,7 @@ class Connector:
         if found is None or found.slot_id != slot_id:
             raise TargetLost(f"target: the state of slot {name!r} was removed while this daemon took the lease")
         login = config.source.login
-        known = await connect.known_position(control, found)
+        known = await connect.known_position(control, config.target.state_schema, found)
         facts = await refusals.check(source, facts, login, name, known, two_phase=config.source.two_phase)
         facts = await failover.ensure(login, facts, name, config.source.failover)
         if config.source.failover == "auto" and not self._is_failover_told and (why := failover.unprotected(facts)):
@@ -359,7 +359,7 @@ class Connector:
         is_two_phase = self._config.source.two_phase
         if is_two_phase:
             await prepared.check_possible(control)
-        pending = await prepared.pending(control, slot_id)
+        pending = await prepared.pending(control, self._config.target.state_schema, slot_id)
         if pending and not is_two_phase:
             raise TargetRefused(
                 f"{len(pending)} transactions are prepared on the target, but source.two_phase is off",
@@ -485,32 +485,34 @@ class Connector:
         """Refuse a publisher that was put back to an older state, and has written since, where its slot is behind."""
         source = self._config.source
         slot_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
-        # A server that has served this daemon since its start was not put back.
+        # A server that has served this daemon since its start was not put back, unless with its memory: such a one, of
+        # a virtual machine, has forgotten what its slot was told.
         if slot_lsn >= found.high_lsn:
             self._proved_us = facts.started_us
             return
-        if self._server == (facts.system_identifier, facts.started_us):
+        is_told = slot_lsn >= found.confirmed_flush_lsn
+        if is_told and self._server == (facts.system_identifier, facts.started_us):
             return
         if found.high_lsn <= found.begin_lsn:
             # The watermark has not moved; the way back of a cut-over begins past its slot.
             return
         is_two_phase = facts.slot is not None and facts.slot.is_two_phase
-        why = ""
         if found.has_forgotten:
             why = "no record of what is applied is left"
-        elif found.high_lsn - slot_lsn > history.LIMIT_BYTES:
-            why = "the slot is too far behind"
         elif source.two_phase and not is_two_phase:
             why = "the slot does not send prepared transactions yet"
-        if not why:
+        else:
             name, version = source.slot, facts.server_version_num
             start = options.start_options(version, source.publications, source.origin, two_phase=is_two_phase)
-            await history.check(
+            why = await history.check(
                 conn, name, slot_lsn, start, begin_lsn=found.begin_lsn, low_lsn=found.low_lsn, recorded=found.recorded
             )
+            if not why and found.copied_lsn > found.high_lsn:
+                why = "a table was copied as of after all that is applied"
+        if why:
+            self._log.warning("history_unproved", slot=source.slot, reason=why)
+        else:
             self._proved_us = facts.started_us
-            return
-        self._log.warning("history_unproved", slot=source.slot, reason=why)
 
     async def _catch_up(  # noqa: PLR0913  what there is to read, and how
         self,

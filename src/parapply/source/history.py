@@ -25,21 +25,27 @@ from parapply.wire.messages import Commit, CommitPrepared, Prepare, RollbackPrep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import LiteralString
+    from typing import Any, LiteralString, TypeAlias
 
     from parapply.source.slot import Connection
 
-#: Bytes of WAL behind the watermark beyond which nothing is looked at: the publisher keeps all changes in a file first.
-LIMIT_BYTES: Final = 1 << 30
+    Cursor: TypeAlias = psycopg.AsyncRawCursor[tuple[Any, ...]]
 
-# Of what ends a transaction: C, P, K and r. All but r say in their third to tenth byte where their record begins: a
-# stream that starts inside of the record leaves the transaction out. No others after `low_lsn`: there may be thousands.
+#: Bytes of WAL that are decoded at most: the publisher keeps all changes in a file first. WAL before them is passed
+#: with a copy of the slot, for which it is only read.
+_LIMIT_BYTES: Final = 1 << 30
+#: Bytes decoded before the end of the first transaction looked for. Its commit record, which has less, begins in them.
+_BEFORE_BYTES: Final = 1 << 24
+#: Classes of SQLSTATE that say the connection, or the server behind it, is going.
+_GOING: Final = ("08", "57P")
+
+_ANY_LSN: Final = (1 << 64) - 1
+# Of what ends a transaction: C, P, K and r. No others after `low_lsn`: there may be thousands.
 _QUERY: LiteralString = """
     SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes($1::name, $2::pg_lsn, NULL, VARIADIC $3::text[])
      WHERE pg_catalog.get_byte(data, 0) IN (67, 80, 75, 114)
-       AND (lsn = ANY ($4::pg_lsn[]) OR lsn > $5::pg_lsn AND (lsn <= $6::pg_lsn
-            OR pg_catalog.get_byte(data, 0) <> 114 AND pg_catalog.substring(data, 3, 8) < $7::bytea))
-     LIMIT 1000"""
+       AND (lsn = ANY ($4::pg_lsn[]) OR lsn > $5::pg_lsn AND lsn <= $6::pg_lsn)
+     LIMIT $7"""
 
 
 async def check(  # noqa: PLR0913
@@ -51,7 +57,7 @@ async def check(  # noqa: PLR0913
     begin_lsn: int,
     low_lsn: int,
     recorded: Sequence[tuple[int, int]],
-) -> None:
+) -> str:
     """Refuse a publisher that does not have the recorded transactions.
 
     Args:
@@ -64,6 +70,9 @@ async def check(  # noqa: PLR0913
         recorded: end LSN and commit time (microseconds since 2000-01-01 UTC) of the last transaction of each record:
             the newest one up to the watermark, and all after it.
 
+    Returns:
+        Why the publisher was not looked at; empty: it has them.
+
     Raises:
         SourceRefused: one is missing, or there is another; or the publisher cannot decode from the slot on.
         SlotBusy: another process reads the slot.
@@ -72,15 +81,30 @@ async def check(  # noqa: PLR0913
     awaited = {end_lsn: time_us for end_lsn, time_us in recorded if end_lsn > slot_lsn}
     last_lsn = max([slot_lsn, begin_lsn, *[end_lsn for end_lsn, _ in recorded if end_lsn <= low_lsn]])
     up_to_lsn = max([low_lsn, *awaited])
+    # The publisher ends with the record in which that LSN lies. A stream from there leaves out what ends so: its record
+    # begins before.
+    other_lsn = low_lsn if up_to_lsn > low_lsn else _ANY_LSN
     words = [word for pair in options for word in pair]
     ends = [format_lsn(end_lsn) for end_lsn in awaited]
-    values = [slot_name, format_lsn(up_to_lsn), words, ends, format_lsn(last_lsn), format_lsn(low_lsn)]
+    values = [format_lsn(up_to_lsn), words, ends, format_lsn(last_lsn), format_lsn(other_lsn), len(awaited) + 1]
+    copy = ""
     with source_errors("looking for what is applied"):
         async with psycopg.AsyncRawCursor(conn) as cursor:
-            await cursor.execute(_QUERY, [*values, low_lsn.to_bytes(8)], binary=True)
-            found = dict(_end_of(bytes(data)) for (data,) in await cursor.fetchall())
+            if up_to_lsn - slot_lsn > _LIMIT_BYTES:
+                from_lsn = min([last_lsn, *awaited]) - _BEFORE_BYTES
+                # A copy has no two_phase.
+                if up_to_lsn - from_lsn > _LIMIT_BYTES or "two_phase" in words:
+                    return "the slot is too far behind"
+                copy = f"parapply_history_{conn.info.backend_pid}"
+                if why := await _copy(cursor, slot_name, copy, from_lsn):
+                    return f"the slot is far behind, and was not copied: {why}"
+            try:
+                await cursor.execute(_QUERY, [copy or slot_name, *values], binary=True)
+                found = dict(_end_of(bytes(data)) for (data,) in await cursor.fetchall())
+            finally:
+                await _drop(cursor, copy)
     if found == awaited:
-        return
+        return ""
     lsn = min(end_lsn for end_lsn, _ in found.items() ^ awaited.items())
     what = (
         "sends no transaction, or another one, that ends" if lsn in awaited else "sends another transaction that ends"
@@ -91,6 +115,26 @@ async def check(  # noqa: PLR0913
         hint="copy the tables again (`parapply drop`, then `init --copy --truncate`); if source.publications or "
         "source.origin was changed since the last run, start once as it was",
     )
+
+
+async def _copy(cursor: Cursor, slot_name: str, copy: str, lsn: int) -> str:
+    """Make a temporary copy of a slot that is at a later LSN, and return why that cannot be; empty: it is made."""
+    try:
+        await cursor.execute("SELECT pg_catalog.pg_copy_logical_replication_slot($1, $2, true)", [slot_name, copy])
+        await cursor.execute("SELECT pg_catalog.pg_replication_slot_advance($1, $2)", [copy, format_lsn(lsn)])
+    except psycopg.Error as error:
+        if (error.sqlstate or "08").startswith(_GOING):
+            raise
+        await _drop(cursor, copy)
+        return " ".join(str(error).split())
+    return ""
+
+
+async def _drop(cursor: Cursor, copy: str) -> None:
+    """Drop a copy, if one was named and made; it does not outlive the connection."""
+    if copy and not cursor.connection.broken:
+        query = "SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots"
+        await cursor.execute(f"{query} WHERE slot_name = $1 AND temporary", [copy])
 
 
 def _end_of(message: bytes) -> tuple[int, int]:

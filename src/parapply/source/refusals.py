@@ -45,7 +45,7 @@ class KnownPosition(msgspec.Struct, frozen=True, kw_only=True):
     system_identifier: str
     timeline: int
     low_lsn: int  # the permanent watermark
-    high_lsn: int  # nothing that ends after it is recorded or prepared here; relaxed it is above the watermark
+    high_lsn: int  # nothing of after it is recorded, prepared or copied here; it may be above the watermark
     confirmed_flush_lsn: int = 0  # the last but one report at the earliest; the watermark may be reported since
 
 

@@ -24,9 +24,16 @@ from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import LiteralString
 
     from parapply.target.session.settings import Connection
 
+# Every role may prepare under any name, and committed in the place of ours that one would lose what ours holds. Only a
+# role that may write the state could have written the proof.
+_OURS: LiteralString = (
+    "database = pg_catalog.current_database() AND pg_catalog.starts_with(gid, $1) AND pg_catalog.has_table_privilege("
+    "owner, pg_catalog.to_regclass(pg_catalog.format('%I.committed_prepared', $2::text)), 'INSERT')"
+)
 _GID = re.compile(r"parapply_(?P<slot>\d+)_(?P<xid>\d+)_(?P<lsn>[0-9A-F]+/[0-9A-F]+)")
 
 
@@ -46,18 +53,17 @@ def start_of_gid(slot_id: int, xid: int) -> str:
     return f"parapply_{slot_id}_{xid}_"
 
 
-async def pending(conn: Connection, slot_id: int) -> dict[int, tuple[str, int]]:
+async def pending(conn: Connection, schema: str, slot_id: int) -> dict[int, tuple[str, int]]:
     """Return the transactions prepared here for a slot: (name, end LSN of the PREPARE) by xid of the publisher.
+
+    A transaction of a role that may not write the state is none of ours, whatever its name is.
 
     Raises:
         TargetLost: the connection broke.
     """
-    query = sql.SQL(
-        "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database()"
-        " AND pg_catalog.starts_with(gid, $1) ORDER BY prepared"
-    )
+    query = sql.SQL(f"SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE {_OURS} ORDER BY prepared")  # noqa: S608
     with target_errors("reading what is prepared"):
-        found = [str(gid) for (gid,) in await rows(conn, query, [f"parapply_{slot_id}_"])]
+        found = [str(gid) for (gid,) in await rows(conn, query, [f"parapply_{slot_id}_", schema])]
     matches = [match for match in map(_GID.fullmatch, found) if match is not None]
     return {int(match["xid"]): (match[0], parse_lsn(match["lsn"])) for match in matches}
 
@@ -103,7 +109,7 @@ async def check_no_orphans(conn: Connection) -> None:
         )
 
 
-async def check_may_end(conn: Connection, slot_id: int) -> None:
+async def check_may_end(conn: Connection, schema: str, slot_id: int) -> None:
     """Refuse a role that may not end the transactions prepared here for a slot: only a superuser and their owners may.
 
     Raises:
@@ -111,12 +117,11 @@ async def check_may_end(conn: Connection, slot_id: int) -> None:
         TargetLost: the connection broke.
     """
     query = sql.SQL(
-        "SELECT DISTINCT owner::text FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database()"
-        " AND pg_catalog.starts_with(gid, $1) AND owner <> CURRENT_USER"
+        f"SELECT DISTINCT owner::text FROM pg_catalog.pg_prepared_xacts WHERE {_OURS} AND owner <> CURRENT_USER"  # noqa: S608
         " AND pg_catalog.current_setting('is_superuser') = 'off' ORDER BY 1"
     )
     with target_errors("reading what is prepared"):
-        owners = [str(owner) for (owner,) in await rows(conn, query, [f"parapply_{slot_id}_"])]
+        owners = [str(owner) for (owner,) in await rows(conn, query, [f"parapply_{slot_id}_", schema])]
     if owners:
         raise TargetRefused(
             f"target: transactions of the slot are prepared there by another role: {', '.join(owners)}",

@@ -113,7 +113,7 @@ async def finish(  # noqa: PLR0913  the columns of a row
         schema,
     )
     others = in_schema(
-        "UPDATE {s}.copies SET published_by = ''"
+        "UPDATE {s}.copies SET published_by = '', start_lsn = LEAST(start_lsn, $3::pg_lsn)"
         " WHERE slot_id = $1::int AND state = 'copied' AND source_oid <> ALL ($2::bigint[])",
         schema,
     )
@@ -122,4 +122,4 @@ async def finish(  # noqa: PLR0913  the columns of a row
         if not await rows(conn, slots, [slot_id, format_lsn(lsn), *values]):
             raise gone(slot_id)
         await rows(conn, tables, [slot_id, format_lsn(lsn), list(source_oids)])
-        await rows(conn, others, [slot_id, list(source_oids)])
+        await rows(conn, others, [slot_id, list(source_oids), format_lsn(lsn)])

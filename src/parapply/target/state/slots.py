@@ -98,6 +98,7 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     recorded: tuple[tuple[int, int], ...] = ()  # end LSN and commit time of the last transaction of each record
     has_forgotten: bool = False  # something was applied, and no record of it is left: from before the last one was kept
     confirmed_flush_lsn: int = 0  # reported to the publisher; the watermark may be reported since
+    copied_lsn: int = 0  # of the publisher's latest snapshot from which a table was copied, or is; 0: no copy
 
     @property
     def resume_lsn(self) -> int:
@@ -189,7 +190,9 @@ async def load(conn: Connection, schema: str, slot_name: str, system_identifier:
     query = (
         "SELECT slot_id, system_identifier, timeline, lowest_lsn, batch.first_lsn, batch.end_lsn,"
         " batch.members::text[], batch.low_lsn, confirmed_flush_lsn, last_commit_time IS NOT NULL,"
-        " (extract(epoch FROM batch.commit_time) * 1000000)::bigint, begin_lsn FROM {s}.slots"
+        " (extract(epoch FROM batch.commit_time) * 1000000)::bigint, begin_lsn,"
+        " (SELECT pg_catalog.max(start_lsn) FROM {s}.copies AS c WHERE c.slot_id = slots.slot_id"
+        " AND c.state <> 'waiting') FROM {s}.slots"
         " LEFT JOIN {s}.applied AS batch USING (slot_id) WHERE slot_name = $1 ORDER BY batch.end_lsn"
     )
     found = await state_rows(conn, schema, "reading the state", query, [slot_name])
@@ -273,6 +276,7 @@ def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:
         recorded=tuple([(parse_lsn(row[5]), row[10] - POSTGRES_EPOCH_US) for row in found if row[5] is not None]),
         has_forgotten=has_applied and not batches,
         confirmed_flush_lsn=parse_lsn(confirmed) if confirmed else 0,
+        copied_lsn=parse_lsn(found[0][12] or "0/0"),
     )
 
 
