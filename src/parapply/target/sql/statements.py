@@ -489,7 +489,7 @@ class Statements:
         """Return the arrays of new and then of old values as rows in step: `v.c3` is new, `v.o3` is old.
 
         They advance together in the select list, without the tuplestore that a function in FROM fills. That spares the
-        target a third of the updates of 200 columns, a tenth of 10, nothing of two. (Manual, "SQL Functions Returning
+        target a quarter of updates of 45 columns, a tenth of 10, nothing of two. (Manual, "SQL Functions Returning
         Sets".)
         """
         arrays = [*self._arrays(positions), *self._arrays(old_positions, first=len(positions) + 1)]
