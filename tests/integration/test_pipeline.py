@@ -11,7 +11,7 @@ import pytest
 
 from parapply.errors import TargetLost
 from parapply.target.session import pipeline as pipeline_module
-from parapply.target.session.pipeline import FLIGHT_BYTES, Pipeline, Statement
+from parapply.target.session.pipeline import FLIGHT_BYTES, LONG_TEXT_BYTES, Pipeline, Statement
 from parapply.target.sql.statements import Sql
 from tests.fixtures.proxy import CutProxy
 
@@ -25,6 +25,9 @@ pytestmark = pytest.mark.each_session
 _LENGTH = Sql(name=b"length", text=b"SELECT length($1::text)", n_parameters=1, is_set=False, positions=())
 _LARGE = Sql(
     name=b"large", text=b"SELECT FROM generate_series(1, length($1) % 10)", n_parameters=1, is_set=False, positions=()
+)
+_NAMES = _LENGTH._replace(
+    name=b"names", text=b"SELECT name FROM pg_prepared_statements WHERE name NOT IN ('', 'names')", n_parameters=0
 )
 _MARK = b"in the middle"
 
@@ -108,17 +111,23 @@ async def test_only_so_many_statements_stay_prepared(target_db: Database, monkey
         Sql(name=b"p%d" % n, text=b"SELECT FROM generate_series(1, %d)" % n, n_parameters=0, is_set=False, positions=())
         for n in range(1, 6)
     ]
-    names = Sql(
-        name=b"names", text=b"SELECT name FROM pg_prepared_statements WHERE name <> ''", n_parameters=0, is_set=False,
-        positions=(),
-    )  # fmt: skip
     async with _pipeline(target_db.dsn) as pipeline:
         for kept in ([], [(b"p1",), (b"p2",), (b"p3",)], [(b"p1",), (b"p2",), (b"p3",)]):
             outcomes = await pipeline.run([Statement(one, []) for one in prepared])
             assert [outcome.rows for outcome in outcomes] == [1, 2, 3, 4, 5]
-            assert sorted(await pipeline.fetch(Statement(names, []))) == kept
+            assert sorted(await pipeline.fetch(Statement(_NAMES, []))) == kept
         large = Statement(_LARGE, [b"x" * (FLIGHT_BYTES + 13 - FLIGHT_BYTES % 10)])
         assert [outcome.rows for outcome in await pipeline.run([large, large])] == [3, 3]
+
+
+async def test_a_long_text_is_prepared_at_once(target_db: Database) -> None:
+    """To parse and plan it twice would cost more than the name; a short one waits for its second use."""
+    short = Sql(name=b"short", text=b"SELECT", n_parameters=0, is_set=False, positions=())
+    long = short._replace(name=b"long", text=b"SELECT %s" % b"1, ".rjust(LONG_TEXT_BYTES) + b"2")
+    async with _pipeline(target_db.dsn) as pipeline:
+        for kept in ([(b"long",)], [(b"long",), (b"short",)]):
+            await pipeline.run([Statement(one, []) for one in (short, long)])
+            assert sorted(await pipeline.fetch(Statement(_NAMES, []))) == kept
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed"])

@@ -50,7 +50,6 @@ _OVERHEAD_BYTES = OVERHEAD_BYTES  # C numbers in the compiled twin, like all tha
 _KIND_AT = FRAME_HEADER_BYTES
 _RELATION_AT = FRAME_HEADER_BYTES + 1
 _BEHIND_OID = FRAME_HEADER_BYTES + 5
-_ROW_CHANGES = b"IUD"
 _BEGIN, _COMMIT, _TRUNCATE = b"BCT"
 #: Offsets in a CopyData frame, and its length. (PostgreSQL manual, "Logical Replication Message Formats".)
 _SEND_TIME_AT = 17
@@ -130,7 +129,7 @@ class Assembler:
         queue_oid = self._queue_oid
         for frame in frames:
             kind = frame[_KIND_AT] if len(frame) > _KIND_AT else 0
-            if kind in _ROW_CHANGES:
+            if kind in b"IUD":  # a literal: the compiled twin makes no object of the kind
                 if current is None:
                     self._streamed_change(frame, done)
                     continue

@@ -315,10 +315,10 @@ cdef inline list join_columns(list rows, tuple positions, tuple type_oids, Py_ss
     return joined
 
 
-# The length in front of a value; -1 for NULL.
+# The length in front of a value; -1 for NULL. Without the U the literal is a Python object, made and compared each time.
 cdef inline Py_ssize_t _length_of(const unsigned char *value) noexcept:
     cdef unsigned int length = <unsigned int> value[0] << 24 | value[1] << 16 | value[2] << 8 | value[3]
-    return -1 if length == 0xFFFFFFFF else <Py_ssize_t> length
+    return -1 if length == 0xFFFFFFFFU else <Py_ssize_t> length
 
 
 # Dimensions, has-null flag, element type, length and lower bound of the only dimension. (PostgreSQL's array_recv.)

@@ -33,6 +33,9 @@ FLIGHT_BYTES = 8 * 1024 * 1024
 #: thousand tables would be half a gigabyte for each worker. Others are sent whole each time: 38 us, and not 13. So is
 #: each at its first use: to prepare it costs 40 us more than that, which a statement used once would not bring back.
 NAMED_STATEMENTS = 4096
+#: Bytes of a text from which it is prepared at its first use, because to parse and plan it again costs more than all
+#: that: 2.5 ms for 32 kB, an insert of 200 columns.
+LONG_TEXT_BYTES: Final = 16 * 1024
 #: Names that are remembered for that.
 USED_ONCE: Final = 4 * NAMED_STATEMENTS
 
@@ -272,8 +275,9 @@ class Pipeline:
         """
         name, names = statement.prepared.name, self._names
         if name not in names:
-            if self._is_worth_a_name(name):
-                self._pg.send_prepare(name, statement.prepared.text)
+            text = statement.prepared.text
+            if self._is_worth_a_name(name, text):
+                self._pg.send_prepare(name, text)
                 names.add(name)
                 expected.append(name)
             else:
@@ -281,10 +285,12 @@ class Pipeline:
         expected.append(None)
         return name
 
-    def _is_worth_a_name(self, name: bytes) -> bool:
-        """Return whether a statement that is not prepared should be: at its second use, while there is room."""
+    def _is_worth_a_name(self, name: bytes, text: bytes) -> bool:
+        """Return whether a statement that is not prepared should be: at its second use or long, while there is room."""
         if not name or len(self._names) >= NAMED_STATEMENTS:
             return False
+        if len(text) >= LONG_TEXT_BYTES:
+            return True
         if name in self._used_once:
             self._used_once.discard(name)
             return True

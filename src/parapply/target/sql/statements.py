@@ -307,7 +307,7 @@ class Statements:
         positions = tuple(sorted({*self._used(changed), *guarded, *keys}))
         assignments = ", ".join(f"{self._names[position]} = {self._element(position)}" for position in changed)
         return _sql(
-            f"UPDATE {self._only} AS t SET {assignments} FROM {self._unnest(positions)} "
+            f"UPDATE {self._only} AS t SET {assignments} FROM {self._rows(positions)} "
             f"WHERE {self._joined((*keys, *guarded))}{self._mine} AND {self._unaltered(changed)}",
             positions,
             type_oids=self._type_oids(positions),
@@ -317,17 +317,15 @@ class Statements:
         keys = self.plan.key_positions
         assigned = self.assigned(present)
         used = self._used(assigned)
-        arrays = [*self._arrays(used), *self._arrays(keys, first=len(used) + 1)]
-        names = [*[f"c{position}" for position in used], *[f"o{position}" for position in keys]]
         assignments = ", ".join(f"{self._names[position]} = {self._element(position)}" for position in assigned)
         found = " AND ".join(column_equals(self._column(position), f"v.o{position}") for position in keys)
-        text = f"UPDATE {self._only} AS t SET {assignments} FROM unnest({', '.join(arrays)}) AS v({', '.join(names)})"
+        text = f"UPDATE {self._only} AS t SET {assignments} FROM {self._rows(used, keys)}"
         text += f" WHERE {found}{self._mine} AND {self._unaltered(assigned)}"
         return _sql(text, used, keys, type_oids=(*self._type_oids(used), *self._type_oids(keys)))
 
     def _build_set_delete(self) -> Sql:
         keys = self.plan.key_positions
-        text = f"DELETE FROM {self._only} AS t USING {self._unnest(keys)} WHERE {self._joined(keys)}{self._mine}"
+        text = f"DELETE FROM {self._only} AS t USING {self._rows(keys)} WHERE {self._joined(keys)}{self._mine}"
         return _sql(text, keys, type_oids=self._type_oids(keys))
 
     def _build_whole(self, present: tuple[int, ...], nulls: tuple[int, ...]) -> Sql:
@@ -399,7 +397,7 @@ class Statements:
             keys = self.plan.key_positions
             positions = tuple(sorted({*keys, *guarded}))
             joined = self._joined((*keys, *guarded)) + self._mine
-            text = f"SELECT 1 FROM {self._only} AS t, {self._unnest(positions)} WHERE {joined}"
+            text = f"SELECT 1 FROM {self._only} AS t, {self._rows(positions)} WHERE {joined}"
             return _sql(text, positions, type_oids=self._type_oids(positions))
         guards = self._guards(guarded, first=1)
         where, old_positions = self._found_row(first=len(guarded) + 1)
@@ -407,7 +405,7 @@ class Statements:
 
     def _build_set_foreign(self) -> Sql:
         keys = self.plan.key_positions
-        text = self._foreign(f"{self._only} AS t, {self._unnest(keys)}", self._joined(keys) + self._mine)
+        text = self._foreign(f"{self._only} AS t, {self._rows(keys)}", self._joined(keys) + self._mine)
         return _sql(text, keys, type_oids=self._type_oids(keys))
 
     def _build_row_foreign(self) -> Sql:
@@ -487,20 +485,17 @@ class Statements:
             return self._replaced(position, [f"v.c{one}" for one in self._inputs[position]])
         return f"v.c{position}::{self._column(position).type_sql}"
 
-    def _rows(self, positions: Sequence[int]) -> str:
-        """Return the arrays as rows in step, as `_unnest` does, but without a tuplestore on the way.
+    def _rows(self, positions: Sequence[int], old_positions: Sequence[int] = ()) -> str:
+        """Return the arrays of new and then of old values as rows in step: `v.c3` is new, `v.o3` is old.
 
-        Inserts of thousands of rows cost the target about a quarter less (`python -m bench.micro.forms`); in updates
-        nothing was measured. (Manual, "SQL Functions Returning Sets": several in a select list advance together.)
+        They advance together in the select list, without the tuplestore that a function in FROM fills. That spares the
+        target a quarter of updates of 45 columns, a tenth of 10, nothing of two. (Manual, "SQL Functions Returning
+        Sets".)
         """
-        arrays = zip(self._arrays(positions), positions, strict=True)
-        return f"(SELECT {', '.join(f'unnest({array}) AS c{position}' for array, position in arrays)}) AS v"
-
-    def _unnest(self, positions: Sequence[int]) -> str:
-        # Several arguments are special syntax that a schema-qualified name would lose; the session's search_path is
-        # pinned.
-        aliases = ", ".join(f"c{position}" for position in positions)
-        return f"unnest({', '.join(self._arrays(positions))}) AS v({aliases})"
+        arrays = [*self._arrays(positions), *self._arrays(old_positions, first=len(positions) + 1)]
+        names = [*[f"c{position}" for position in positions], *[f"o{position}" for position in old_positions]]
+        columns = [f"unnest({array}) AS {name}" for array, name in zip(arrays, names, strict=True)]
+        return f"(SELECT {', '.join(columns)}) AS v"
 
     def _arrays(self, positions: Sequence[int], first: int = 1) -> list[str]:
         return [
@@ -595,7 +590,8 @@ def acting_code(role: str, *, is_partitioned: bool) -> Sql:
         is_partitioned: some of the tables are partitioned; row triggers of their partitions also count then.
     """
     enabled = f"IN ('A', '{'R' if role == 'replica' else 'O'}')"
-    # Several arguments are special syntax that a schema-qualified name would lose, as in `Statements._unnest`.
+    # Several arguments are special syntax that a schema-qualified name would lose; the session's search_path
+    # is pinned.
     text = (
         "SELECT 1 FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = ANY ($1::oid[]) AND NOT t.tgisinternal"
         f" AND t.tgenabled {enabled} AND {TRIGGER_VERSION} <> ALL ($3::text[])"

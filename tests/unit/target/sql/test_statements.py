@@ -40,11 +40,12 @@ def test_texts() -> None:
         b"FROM (SELECT unnest($1::text[]) AS c0, unnest($2::text[]) AS c1) AS v WHERE (true)"
     )
     assert made.set_update((0, 1)).text == (
-        b'UPDATE ONLY "s"."t" AS t SET "v" = v.c1::pg_catalog.text FROM unnest($1::text[], $2::text[]) AS v(c0, c1) '
+        b'UPDATE ONLY "s"."t" AS t SET "v" = v.c1::pg_catalog.text '
+        b"FROM (SELECT unnest($1::text[]) AS c0, unnest($2::text[]) AS c1) AS v "
         b'WHERE t."id" OPERATOR(pg_catalog.=) v.c0::pg_catalog.int4 AND (true)'
     )
     assert made.set_delete().text == (
-        b'DELETE FROM ONLY "s"."t" AS t USING unnest($1::text[]) AS v(c0) '
+        b'DELETE FROM ONLY "s"."t" AS t USING (SELECT unnest($1::text[]) AS c0) AS v '
         b'WHERE t."id" OPERATOR(pg_catalog.=) v.c0::pg_catalog.int4'
     )
     text = b'INSERT INTO "s"."t" ("id", "v") OVERRIDING SYSTEM VALUE SELECT $1, $2 WHERE (true)'
