@@ -231,9 +231,11 @@ class Progress:
 
     def _made_durable(self, low_lsn: int) -> None:
         if self._durability.made_durable(low_lsn):
-            failpoints.probe(failpoints.ADVANCED)
+            if failpoints.armed:
+                failpoints.probe(failpoints.ADVANCED)
             self.report()
-            failpoints.probe(failpoints.FEEDBACK_SENT)
+            if failpoints.armed:
+                failpoints.probe(failpoints.FEEDBACK_SENT)
 
     def report(self, *, is_asking: bool = False) -> None:
         """Report to the publisher the position up to which all is durable.

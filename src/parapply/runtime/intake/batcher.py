@@ -346,7 +346,7 @@ class Batcher:
         assert job is not None
         self._open = None
         job.batch.close()
-        job.batch.is_fence = self.tables.take_changed()
+        job.batch.is_fence, self.tables.has_changed = self.tables.has_changed, False
         job.counts.count_batch(job.batch)
         if self.throttle is not None:
             self.throttle.take(job.batch.n_changes)

@@ -103,12 +103,10 @@ class _Tables:
         #: As the table was announced before.
         self.is_announced = False
         self.is_in_doubt = asyncio.Event()
+        self.has_changed = False
 
     def is_in_force(self, _relation: object) -> bool:
         return self.is_announced
-
-    def take_changed(self) -> bool:
-        return False
 
     async def read_ahead(self, _relations: Sequence[object]) -> None:
         self.is_asked.set()
