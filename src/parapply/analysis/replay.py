@@ -305,7 +305,7 @@ class _Replay:
 
     def _changed(self) -> None:
         """Have intake look again: a worker is idle, or a batch has committed."""
-        if self._state.is_idle and self._pause_end_s > self._now_s:
+        if not self._state.jobs and self._pause_end_s > self._now_s:
             self._pause_end_s = 0.0
             self._read_later(self._now_s)
         if self._open is not None:

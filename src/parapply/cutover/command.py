@@ -40,9 +40,8 @@ from parapply.cutover.look import CutoverLook, CutoverOptions, Pair, check_pair
 from parapply.cutover.notes import CutoverNotes
 from parapply.cutover.poolers import Poolers
 from parapply.cutover.undoing import Held, Undoing
-from parapply.engine.state import covers
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, SourceRefused, TargetRefused
-from parapply.model import format_lsn
+from parapply.model import covers, format_lsn
 from parapply.sequences import SequenceOptions
 from parapply.source import refusals, slot
 from parapply.target.session import lease

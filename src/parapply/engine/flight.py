@@ -1,4 +1,4 @@
-"""The batches in flight and the workers that ask for one: which starts where, and the effects of a commit.
+"""The batches in flight: which starts where, what a commit brings, and up to where all have committed.
 
 Dependencies say when a batch may start, the commit order says when it may commit. With the order kept the head, the
 earliest batch that has not committed, has the turn; relaxed every batch whose late keys are free. A worker that asks
@@ -27,6 +27,49 @@ if TYPE_CHECKING:
 #: the round trip is a good part of the latency, and a check of the counts by the server costs little for few rows. So
 #: many late keys, at most, are applied in the flight of the commit.
 ONE_FLIGHT: Final = 256
+
+
+class Watermark:
+    """Commits finishing in any order, turned into the LSN below which all is done. Used by the leader only.
+
+    The rule is the seed's (pgsql-hackers, "Parallel Apply", 2025-08-11): lowest_remote_lsn moves only when the first
+    transaction in progress commits. Everything counts commit **end** LSNs (trap T-3).
+    """
+
+    def __init__(self, low_lsn: int) -> None:
+        """Start where the target's state ends: everything up to `low_lsn` is committed there."""
+        #: Everything with an end LSN up to here is committed on the target (not yet durable). Never goes back.
+        self.low_lsn = low_lsn
+        #: Highest committed end LSN.
+        self.high_lsn = low_lsn
+        self._open: deque[int] = deque()
+        self._done: set[int] = set()
+
+    def open(self, end_lsn: int) -> None:
+        """Register a batch by its last end LSN; calls come in source order."""
+        assert end_lsn > (self._open[-1] if self._open else self.low_lsn), "batches are opened in source order"
+        self._open.append(end_lsn)
+
+    def close(self, end_lsn: int) -> bool:
+        """Register the commit of a batch that was opened; True if the low LSN moved."""
+        assert end_lsn in self._open, "a batch is closed once, after it was opened"
+        assert end_lsn not in self._done, "a batch is closed once, after it was opened"
+        self.high_lsn = max(self.high_lsn, end_lsn)
+        self._done.add(end_lsn)
+        low_lsn = self.low_lsn
+        while self._open and self._open[0] in self._done:
+            done = self._open.popleft()
+            self._done.discard(done)
+            self.low_lsn = max(self.low_lsn, done)
+        return self.low_lsn > low_lsn
+
+    def reached(self, lsn: int) -> bool:
+        """Move up to an LSN the publisher says holds nothing more for us; only while nothing is open (trap T-8)."""
+        if self._open or lsn <= self.low_lsn:
+            return False
+        self.low_lsn = lsn
+        self.high_lsn = max(self.high_lsn, lsn)
+        return True
 
 
 class CommitTurn(Enum):
@@ -256,8 +299,8 @@ class Flight:
 
     def has_passed(self, seq: int) -> bool:
         """Return whether every batch up to a number has committed, the one included."""
-        head = self._scheduler.head
-        return self._last_seq >= seq and (head is None or head.seq > seq)
+        head = self.state.head
+        return self._last_seq >= seq and (head is None or head.batch.seq > seq)
 
     def submit(self, job: Job, now_s: float) -> list[Effect]:
         """Take a closed batch, later than all before it; a worker may follow it already."""
@@ -265,6 +308,8 @@ class Flight:
         job.times.submitted_s = job.times.freed_s = now_s
         self._last_seq = batch.seq
         self.state.jobs[batch.seq] = job
+        if self.state.head is None:
+            self.state.head = job
         effects: list[Effect] = []
         if isinstance(job, StreamJob):
             if job in self._to_follow:
@@ -275,12 +320,11 @@ class Flight:
         if not isinstance(job, LargeJob):
             self.count_in(batch.size_bytes)
             self.state.watermark.open(batch.end_lsn)
-        if self._scheduler.add(batch):
-            self._start(batch.seq)
-            waits = self._scheduler.late_waits_of(batch)
-        else:
-            waits = self._scheduler.waits_of(batch)
+        may_start = self._scheduler.add(batch)
+        waits = self._scheduler.late_waits_of(batch) if may_start else self._scheduler.waits_of(batch)
         job.waited_for = waits[-1] if waits else None
+        if may_start:
+            self._start(batch.seq)
         return effects + self._assign()
 
     def release(self, n_workers: int) -> list[Effect]:
@@ -296,8 +340,8 @@ class Flight:
         return effects
 
     def _may_release(self) -> bool:
-        head = self._scheduler.head
-        if not self._n_to_release or (head is not None and head.seq not in self._assigned):
+        head = self.state.head
+        if not self._n_to_release or (head is not None and head.batch.seq not in self._assigned):
             return False
         # More than half of the remaining workers must be free for jobs that have their place in the order.
         return 2 * len(self._following) < self.state.n_workers - 1
@@ -345,7 +389,8 @@ class Flight:
 
         So may all in relaxed order: one that stands at another session's lock must not hold up independent ones.
         """
-        if self.state.is_relaxed or self._scheduler.head is batch:
+        head = self.state.head
+        if self.state.is_relaxed or head is None or head.batch is batch:
             return True
         batches = [self.state.jobs[seq].batch for seq in self._assigned]
         if sum([one.n_places for one in batches]) + batch.n_places > self._most_places:
@@ -406,10 +451,13 @@ class Flight:
 
     def committed(self, job: Job, now_s: float) -> list[Effect]:
         """Register that the target has acknowledged a job's commit: only now may dependents start (trap T-35)."""
-        batch = job.batch
+        batch, state = job.batch, self.state
         job.times.committed_s = now_s
-        self.state.watermark.close(batch.end_lsn)
-        del self.state.jobs[batch.seq]
+        state.watermark.close(batch.end_lsn)
+        del state.jobs[batch.seq]
+        was_head = state.head is job
+        if was_head:
+            state.head = next(iter(state.jobs.values()), None)
         self._assigned.discard(batch.seq)
         if isinstance(job, StreamJob) and job in self._following:
             self._following.remove(job)
@@ -418,21 +466,20 @@ class Flight:
         if batch.is_thin:
             self._n_learnt += batch.n_changes
             self._met.update([changes.tree_oid for changes in batch.table_changes])
-        was_head = self._scheduler.head is batch
+        effects: list[Effect] = list(map(News, self._following))
         freed = self._scheduler.committed(batch)
         for ready in freed.to_start:
-            self.state.jobs[ready.seq].times.freed_s = now_s
+            state.jobs[ready.seq].times.freed_s = now_s
             self._start(ready.seq)
-        effects: list[Effect] = [News(following) for following in self._following]
         for ready in freed.to_commit:
             effects += self.turns.passed_to(ready.seq)
         # A head that was the head before may be parked until a repair, which the commit of another one does not bring.
-        if self.state.is_relaxed and was_head and (head := self._scheduler.head) is not None:
-            effects += self.turns.passed_to(head.seq)
-            effects += self.unpark(head.seq)
+        if state.is_relaxed and was_head and state.head is not None:
+            effects += self.turns.passed_to(state.head.batch.seq)
+            effects += self.unpark(state.head.batch.seq)
         # A piece that was not counted out would take its part of the memory limit until the epoch ends.
-        is_empty = not self.state.jobs and not self._following
-        assert self.state.held_bytes == 0 or not is_empty, "nothing is in flight, and something is held"
+        is_empty = not state.jobs and not self._following
+        assert state.held_bytes == 0 or not is_empty, "nothing is in flight, and something is held"
         if not batch.is_thin:
             # Else the worker that had it, and knows the tables now, comes first: it asks at once.
             effects += self._assign()

@@ -314,7 +314,7 @@ class Epoch:
     def _may_rest(self) -> bool:
         """Return whether nothing is open, on its way, or not durable yet, and nothing is asked that does not call."""
         engine, batcher, stream = self._engine, self._batcher, self._ends.stream
-        is_open = not (engine.is_idle and batcher.holds_nothing) or batcher.is_taking or batcher.reader.is_paused
+        is_open = engine.jobs or not batcher.holds_nothing or batcher.is_taking or batcher.reader.is_paused
         is_behind = engine.lag_s != 0.0 or engine.durable_lsn < batcher.taken_lsn
         is_special = stream.reading is not Reading.STREAM or stream.is_synchronous
         is_awaited = self._admission.copied.is_under_way or self._requests.are_open
@@ -480,7 +480,7 @@ class Epoch:
             self._idle.clear()
 
     def batch_committed(self, job: Job) -> None:
-        """Count and record a job that has committed, and have its LSN reported."""
+        """Count and record a job that has committed, have its LSN reported, and go on."""
         self._progress.committed(job)
         self._batcher.sizing.committed(job)
         _count(self._figures, job)
@@ -498,6 +498,7 @@ class Epoch:
                 n_transactions=job.counts.n_transactions,
                 n_changes=job.counts.n_changes,
             )
+        self.pool_changed()
 
     def _reporting(self) -> Reporting:
         config = self._config

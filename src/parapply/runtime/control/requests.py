@@ -298,7 +298,7 @@ class Requests:
     def _stands_at(self, lsn: int) -> bool:
         batcher = self._batcher
         has_come = self._admission.hold.is_reached or (not batcher.is_taking and batcher.received_lsn >= lsn)
-        return has_come and self._engine.is_idle and batcher.is_empty and not batcher.is_inside_large
+        return has_come and not self._engine.jobs and batcher.is_empty and not batcher.is_inside_large
 
     async def _sleep(self) -> None:
         self.moved.clear()

@@ -119,7 +119,7 @@ class Intake:
         self._reports.keepalive(keepalive)
 
     def _may_take_alone(self) -> bool:
-        return self._batcher.holds_nothing and self._engine.is_idle
+        return self._batcher.holds_nothing and not self._engine.jobs
 
     def _take_alone(self, keepalive: Keepalive) -> None:
         self._take_keepalive(keepalive)
@@ -129,7 +129,7 @@ class Intake:
         """Note that a worker is idle or a batch has committed; called by the worker pool."""
         self._has_room.set()
         self._commands.moved.set()
-        if self._pool.flight.state.is_idle:
+        if not self._pool.flight.state.jobs:
             self._reader.end_pause()
         self._batcher.close_if_due()
 

@@ -193,7 +193,7 @@ class _Lab:
         self.intake.worker_changed()
 
     def batch_committed(self, job: Job) -> None:
-        """Nothing is recorded."""
+        self.pool_changed()
 
     def keepalive(self, keepalive: Keepalive) -> None:
         self.keepalives.append((keepalive.end_lsn, self.batcher.holds_nothing))
@@ -551,7 +551,7 @@ async def test_half_a_transaction_never_reaches_a_worker() -> None:
         lab.stream.feed(*lab.transaction(), *lab.transaction(good, malformed))
         with pytest.raises(ProtocolError):
             await task
-        assert lab.pool.flight.state.is_idle
+        assert not lab.pool.flight.state.jobs
 
 
 async def test_a_large_transaction_goes_to_one_worker_in_pieces() -> None:
