@@ -86,13 +86,15 @@ class Intake:
             ProtocolError: the stream cannot be read.
             TargetRefused, TargetLost: a published table cannot be applied.
         """
-        reader, batcher = self._reader, self._batcher
+        reader, batcher, rest = self._reader, self._batcher, self._pool.rest
         reader.start(self._may_take_alone, self._take_alone)
         try:
             while True:
                 transactions = await reader.read()
                 if transactions or reader.is_inside_transaction or reader.stream.has_gap:
-                    self._pool.rest.end()
+                    rest.stirred_s = reader.heard_s
+                    if rest.is_on:
+                        rest.end()
                 batcher.is_taking = True
                 await self._take_due(transactions)
                 # A change may be a gigabyte, and the next read may come late.

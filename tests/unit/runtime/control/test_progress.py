@@ -131,6 +131,7 @@ async def test_at_rest_a_position_is_taken_at_once_and_written_later(monkeypatch
     lab.engine.source_lsn = _AT_LSN
     rest = lab.batcher.pool.rest
     rest.allow(lambda: True)
+    rest.look()
     written: asyncio.Queue[SlotProgress] = asyncio.Queue()
 
     async def advance(_conn: object, _schema: str, _slot_id: int, progress: SlotProgress) -> None:
@@ -148,7 +149,6 @@ async def test_at_rest_a_position_is_taken_at_once_and_written_later(monkeypatch
         for _ in range(5):
             await asyncio.sleep(0)
         assert lab.progress.turns == turns
-        rest.allow(lambda: False)
         rest.end()
         row = await asyncio.wait_for(written.get(), 5)
         assert (row.low_lsn, row.shown_every_s) == (300, 1.0)
