@@ -132,6 +132,8 @@ class Durability:
 
     def settle(self, stream: Stream) -> None:
         """Move the watermark to the publisher's position when nothing is open (trap T-8)."""
+        if self._idle_lsn <= self.state.watermark.low_lsn:
+            return
         is_done = not self.state.jobs and stream.holds_nothing
         # At the end nothing is open but a transaction whose last piece is too late: it is rolled back.
         if is_done or (self._has_ended and self._flight.is_done_but_large(is_open=stream.is_inside_large)):

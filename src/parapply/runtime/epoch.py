@@ -36,8 +36,7 @@ from parapply.runtime.control.requests import Awaited, Requests
 from parapply.runtime.control.sequence_carrier import SequenceCarrier
 from parapply.runtime.intake.batcher import Admission, Batcher
 from parapply.runtime.intake.commands import CommandTransactions
-from parapply.runtime.intake.intake import Intake
-from parapply.runtime.intake.reader import SlotReader
+from parapply.runtime.intake.intake import Intake, SlotReader
 from parapply.runtime.intake.special import SpecialTransactions
 from parapply.runtime.observe.applylog_intervals import Intervals
 from parapply.runtime.observe.applylog_records import LogRun, TargetNames, batch_record, new_run, transaction_records
@@ -474,7 +473,7 @@ class Epoch:
         """Act on a change of the pool."""
         self._intake.worker_changed()
         self._requests.moved.set()
-        if self._pool.flight.is_done_but_large(is_open=self._batcher.is_inside_large):
+        if self._engine.head is None or self._pool.flight.is_done_but_large(is_open=self._batcher.is_inside_large):
             self._idle.set()
         else:
             self._idle.clear()
@@ -482,8 +481,8 @@ class Epoch:
     def batch_committed(self, job: Job) -> None:
         """Count and record a job that has committed, have its LSN reported, and go on."""
         self._progress.committed(job)
-        self._batcher.sizing.committed(job)
         _count(self._figures, job)
+        self._batcher.sizing.committed(job)
         if self._applylog_writer is not None:
             reading = self._ends.stream.reading_of(job.batch.end_lsn)
             of = self._log_run

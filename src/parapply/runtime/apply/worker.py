@@ -137,8 +137,8 @@ class Worker:
     async def _attempt(self, job: SetJob, sets: SetCommands) -> CommitTurn:
         """Execute, wait for the turn and commit; or roll back and return the other answer of the pool."""
         target, times = self._target, job.times
-        record = target.record_of(job)
         has_turn = self._pool.flight.turns.may_commit(job)
+        record = target.record_of(job)
         if has_turn and sets.fit_one_flight:
             target.show(WorkerState.COMMITTING)
             is_timed = self._kit.rules.times_commits and job.batch.seq % _TIMED_EACH == 0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from parapply.plan.commands import JudgedFrames
     from parapply.plan.copy_starts import Name
     from parapply.plan.table import TablePlan
-    from parapply.runtime.intake.reader import SlotReader
+    from parapply.runtime.intake.intake import SlotReader
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.pool.two_phase import TwoPhase
     from parapply.runtime.tables.copied import Copied
@@ -156,9 +156,7 @@ class Batcher:
         Raises:
             ProtocolError: a change cannot be read.
         """
-        job = self._open
-        if job is None:
-            job = self._open = SetJob(self.new_batch(), self.plans_now)
+        job = self._open or self._begin()
         try:
             at = job.batch.add_run(transactions, at, self.tables.plans, self._limits)
         except ParapplyError:
@@ -172,6 +170,11 @@ class Batcher:
         if job.batch.is_full(self._limits):
             self._close()
         return at
+
+    def _begin(self) -> SetJob:
+        plans_before = self.plans_now
+        self._open = SetJob(self.new_batch(), plans_before)
+        return self._open
 
     def add_whole(self, transaction: Transaction) -> None:
         """Add one whole transaction, to another batch if it is not for the open one.
@@ -207,9 +210,7 @@ class Batcher:
         return not is_in_serial or (self._n_between <= _BETWEEN and len(transaction.changes) <= _BETWEEN)
 
     def _add(self, transaction: Transaction) -> SetJob:
-        job = self._open
-        if job is None:
-            job = self._open = SetJob(self.new_batch(), self.plans_now)
+        job = self._open or self._begin()
         try:
             job.batch.add(transaction, self.tables.plans)
         except ParapplyError:
@@ -311,8 +312,8 @@ class Batcher:
             self._close_after(self._closing.waited(self._open.batch, self._clock()))
 
     def _disarm(self) -> None:
-        self._closing.closed()
         if self._timer is not None:
+            self._closing.closed()
             self._timer.cancel()
             self._timer = None
 
@@ -351,15 +352,16 @@ class Batcher:
         if self.throttle is not None:
             self.throttle.take(job.batch.n_changes)
         self.pool.submit(job, self._clock())
-        self._note(job, len(job.batch.transactions))
+        if self._notes_transactions:
+            self._note(job, len(job.batch.transactions))
 
     def _note(self, job: Job, n_transactions: int) -> None:
-        if self._notes_transactions:
-            job.first_transaction = self._n_transactions + 1
-            self._n_transactions += n_transactions
+        job.first_transaction = self._n_transactions + 1
+        self._n_transactions += n_transactions
 
     def _note_alone(self, job: Job, event: Transaction) -> None:
-        self._note(job, 1)
+        if self._notes_transactions:
+            self._note(job, 1)
         job.alone = Alone(event.xid, event.commit_lsn, event.commit_time_us)
 
 
