@@ -473,7 +473,7 @@ class Epoch:
         """Act on a change of the pool."""
         self._intake.worker_changed()
         self._requests.moved.set()
-        if self._engine.head is None or self._pool.flight.is_done_but_large(is_open=self._batcher.is_inside_large):
+        if self._engine.head is None or self._pool.flight.is_done_but_large(is_open=self._batcher.large is not None):
             self._idle.set()
         else:
             self._idle.clear()

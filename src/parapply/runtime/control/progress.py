@@ -114,7 +114,7 @@ class Progress:
     def _seen(self, rest_s: float) -> Stream:
         batcher = self._batcher
         is_synchronous = self._stream.is_synchronous
-        return Stream(batcher.received_lsn, batcher.holds_nothing, batcher.is_inside_large, is_synchronous, rest_s)
+        return Stream(batcher.received_lsn, batcher.holds_nothing, batcher.large is not None, is_synchronous, rest_s)
 
     @property
     def is_at_rest(self) -> bool:
@@ -172,8 +172,8 @@ class Progress:
         self._wake.set()
 
     def received(self) -> None:
-        """Note that everything received is in the batcher's hands."""
-        if self._stream.is_synchronous and self._batcher.received_lsn > self._reported_received_lsn:
+        """Note that everything received is in the batcher's hands, while commits on the publisher wait for reports."""
+        if self._batcher.received_lsn > self._reported_received_lsn:
             self._news.set()
 
     def committed(self, job: Job) -> None:

@@ -79,7 +79,8 @@ class Batcher:
         self._open: SetJob | None = None
         #: Transactions without code on the target since the last one with code.
         self._n_between = 0
-        self._large: LargeJob | None = None
+        #: The large transaction that has begun and not come whole. Read by progress, requests and the epoch.
+        self.large: LargeJob | None = None
         #: Made when a batch needs it: copied at every announcement, thousands of tables would take seconds.
         self._plans_now: dict[int, TablePlan] | None = None
         self._closing = Closing(pool.flight, linger_s=config.linger_s)
@@ -119,14 +120,9 @@ class Batcher:
         return self._open.batch.size_bytes if self._open else 0
 
     @property
-    def is_inside_large(self) -> bool:
-        """Return whether a large transaction was begun that has not been received whole."""
-        return self._large is not None
-
-    @property
     def holds_nothing(self) -> bool:
         """Return whether every byte read is in the worker pool's hands or has passed through it."""
-        return self._open is None and self._large is None and not self.reader.is_inside_transaction
+        return self._open is None and self.large is None and not self.reader.is_inside_transaction
 
     @property
     def oldest_commit_time_us(self) -> int | None:
@@ -234,14 +230,14 @@ class Batcher:
         """
         if piece.is_first:
             self.close_open()
-            job = self._large = LargeJob(self.new_batch(), self.plans_now, asyncio.Queue(_PIECES), piece.commit_lsn)
+            job = self.large = LargeJob(self.new_batch(), self.plans_now, asyncio.Queue(_PIECES), piece.commit_lsn)
             job.times.received_s = self.reader.heard_s
             job.batch.is_barrier = True
             job.batch.first_commit_time_us = job.batch.commit_time_us = piece.commit_time_us
             self.pool.submit(job, self._clock())
             self._note_alone(job, piece)
-        assert self._large is not None, "the pieces of a transaction come one after the other"
-        job = self._large
+        assert self.large is not None, "the pieces of a transaction come one after the other"
+        job = self.large
         if commands is None:
             self.announce(piece.relations)
         else:
@@ -258,7 +254,7 @@ class Batcher:
             self.pool.flight.ended(job)
             await job.pieces.put(None)
             # Cleared only now, because until the worker can know of the end, a drain must not wait for it.
-            self._large = None
+            self.large = None
 
     def received(self, transaction: Transaction) -> None:
         """Record the position of the stream, and how late it is."""

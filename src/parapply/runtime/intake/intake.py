@@ -254,7 +254,7 @@ class Reports(Protocol):
         """Take a keep-alive, after everything before it was taken."""
 
     def received(self) -> None:
-        """Note that everything of a read is in the batcher's hands."""
+        """Note that everything of a read is in the batcher's hands, while commits on the publisher wait for reports."""
 
     def ends_at(self, received_lsn: int) -> None:
         """Take the end of all before the first transaction that never enters.
@@ -329,7 +329,8 @@ class Intake:
                 keepalive = reader.take_keepalive()
                 if keepalive is not None:
                     self._take_keepalive(keepalive)
-                self._reports.received()
+                if reader.stream.is_synchronous:
+                    self._reports.received()
                 await self._wait_for_room()
                 if reader.stream.is_drained and (pause_s := batcher.pause_s):
                     await reader.pause(pause_s)
@@ -348,7 +349,8 @@ class Intake:
 
     def _take_alone(self, keepalive: Keepalive) -> None:
         self._take_keepalive(keepalive)
-        self._reports.received()
+        if self._reader.stream.is_synchronous:
+            self._reports.received()
 
     def worker_changed(self) -> None:
         """Note that a worker is idle or a batch has committed; called by the worker pool."""

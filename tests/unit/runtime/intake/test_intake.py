@@ -56,6 +56,7 @@ class _Stream:
     """Feeds frames as the socket would: all available ones are drained at once."""
 
     gathers = True
+    is_synchronous = False
     has_gap = False
     waiting_bytes = 0
 
@@ -564,14 +565,14 @@ async def test_a_large_transaction_goes_to_one_worker_in_pieces() -> None:
         job = await worker
         assert isinstance(job, LargeJob)
         assert job.batch.is_barrier
-        assert lab.batcher.is_inside_large
+        assert lab.batcher.large is not None
         lab.stream.feed(frames[-1])
         n_changes = 0
         while (piece := await job.pieces.get()) is not None:
             n_changes += len(piece.changes)
         assert n_changes == 100
         await settle()
-        assert not lab.batcher.is_inside_large
+        assert lab.batcher.large is None
         assert job.batch.end_lsn == lab.lsn + 0x30
 
 
