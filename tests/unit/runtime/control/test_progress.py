@@ -294,7 +294,6 @@ async def test_reports_wait_for_their_time_where_no_commit_waits(monkeypatch: py
         turns = lab.progress.turns
         for lsn in range(200, 300):
             lab.batcher.received_lsn = lsn
-            lab.progress.received()
             lab.commit(lsn)
             lab.progress._wake.set()
             await asyncio.sleep(0)

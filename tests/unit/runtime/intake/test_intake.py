@@ -179,6 +179,7 @@ class _Lab:
         streams = StreamBuffers(Spill(None, 1 << 20), StreamLimits(1 << 20, 1 << 20, 1 << 20))
         #: Each keep-alive's LSN, and whether everything read was in the pool's hands then.
         self.keepalives: list[tuple[int, bool]] = []
+        self.n_received = 0
         self.intake = Intake(
             admits,
             SpecialTransactions(admits, commands, streams, piece_bytes=piece_bytes),
@@ -199,7 +200,7 @@ class _Lab:
         self.keepalives.append((keepalive.end_lsn, self.batcher.holds_nothing))
 
     def received(self) -> None:
-        """Nothing is reported."""
+        self.n_received += 1
 
     def ends_at(self, received_lsn: int) -> None:
         """There is no end."""
@@ -275,6 +276,16 @@ async def test_without_a_backlog_each_transaction_leaves_alone_and_at_once() -> 
             job = await worker
             assert len(job.batch.transactions) == 1
             lab.commit(job)
+
+
+@pytest.mark.parametrize("is_synchronous", [False, True])
+async def test_what_came_is_reported_at_once_where_commits_wait_for_it(*, is_synchronous: bool) -> None:
+    """Otherwise reports have their own times."""
+    lab = _Lab()
+    lab.stream.is_synchronous = is_synchronous
+    async with lab.running():
+        await lab.read(*lab.transaction())
+        assert lab.n_received == int(is_synchronous)
 
 
 async def test_behind_a_batch_under_way_transactions_join_until_it_has_committed(
