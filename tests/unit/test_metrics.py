@@ -133,6 +133,7 @@ def test_tables_are_bounded() -> None:
         figures.tables[f"public.t{number}"].rows.insert += 1
         figures.count_conflict("insert_exists", f"public.t{number}", "stopped")
     assert len(figures.tables) == table.TABLES_LIMIT + 1
+    assert len(figures.changed) == table.TABLES_LIMIT
     assert figures.tables[table.OTHER_TABLES].rows.insert == 50
     assert figures.tables["public.t7"].rows.insert == 1
     assert len(figures.values()[table.TABLE_CONFLICTS]) == table.TABLES_LIMIT + 1

@@ -69,8 +69,8 @@ class Figures:
         self.tables: dict[str, TableFigures] = _Tables()
         #: Waits for barriers, which have no table.
         self.barriers = TableFigures()
-        #: Tables whose figures changed since they were last taken, the oldest change first, with names not in `tables`.
-        #: Who writes them adds the name.
+        #: Tables whose figures changed since they were last taken, the oldest change first. Added by who changes them,
+        #: where the table has figures of its own.
         self.changed: dict[str, None] = {}
         self.transactions: Counter[str] = Counter(dict.fromkeys(table.MODES, 0))
         self.batches: Counter[str] = Counter(dict.fromkeys(table.MODES, 0))
@@ -94,8 +94,9 @@ class Figures:
     def count_conflict(self, conflict_type: str, name: str, outcome: str) -> None:
         """Count a conflict of a table, schema.table, by type and outcome."""
         self.conflicts[conflict_type, outcome] += 1
-        self.changed[name] = None
         self.tables[name].conflicts[conflict_type, outcome] += 1
+        if name in self.tables:
+            self.changed[name] = None
 
     def take_changed(self, limit: int) -> list[str]:
         """Return the tables whose figures have changed since they were taken, the longest unseen first."""

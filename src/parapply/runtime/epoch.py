@@ -558,8 +558,9 @@ def _count(figures: Figures, job: Job) -> None:
     stages.turn_s += times.wait_turn_s
     stages.commit_s += times.commit_s
     for name, rows in counts.rows.items():
-        figures.changed[name] = None
         table = figures.tables[name]
+        if name in figures.tables:
+            figures.changed[name] = None
         table.transactions += 1
         table.rows.insert += rows.insert
         table.rows.update += rows.update
@@ -567,8 +568,7 @@ def _count(figures: Figures, job: Job) -> None:
         table.rows.truncate += rows.truncate
     wait = job.waited_for
     if wait is not None:
-        if wait.table:
-            figures.changed[wait.table] = None
+        # A table with rows above: it is among the changed.
         table = figures.tables[wait.table] if wait.table else figures.barriers
         table.waits[wait.kind] += 1
         table.wait_s[wait.kind] += times.wait_dependency_s

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from parapply.applylog_schema import RowCounts
 from parapply.engine.job import SetJob
 from parapply.errors import SourceLost
-from parapply.metrics.figures import Figures
+from parapply.metrics.figures import Figures, TableFigures
+from parapply.metrics.table import OTHER_TABLES, TABLES_LIMIT
 from parapply.plan.batch import Batch
 from parapply.runtime.epoch import Epoch, _count
 
@@ -30,6 +32,17 @@ def test_a_bound_belongs_to_its_bucket(number: int) -> None:
         _count(figures, job)
     assert histogram.counts == [1] * len(values)
     assert histogram.sum == sum(values)
+
+
+def test_a_table_with_rows_has_changed_if_it_has_figures_of_its_own() -> None:
+    """Those that came too late are not among the tables whose counts are written for people."""
+    figures = Figures()
+    figures.tables.update({f"s.t{number}": TableFigures() for number in range(TABLES_LIMIT - 1)})
+    job = SetJob(Batch(1), {})
+    job.counts.rows = {name: RowCounts(insert=2) for name in ("s.t7", "s.last", "s.late")}
+    _count(figures, job)
+    assert figures.take_changed(TABLES_LIMIT) == ["s.t7", "s.last"]
+    assert figures.tables[OTHER_TABLES].rows.insert == 2
 
 
 async def test_the_reader_ends_before_its_connection_is_closed() -> None:
