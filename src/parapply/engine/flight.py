@@ -1,4 +1,4 @@
-"""The batches in flight: which starts where, what a commit brings, and up to where all have committed.
+"""The batches in flight and the workers that ask for one: which starts where, and the effects of a commit.
 
 Dependencies say when a batch may start, the commit order says when it may commit. With the order kept the head, the
 earliest batch that has not committed, has the turn; relaxed every batch whose late keys are free. A worker that asks
@@ -27,49 +27,6 @@ if TYPE_CHECKING:
 #: the round trip is a good part of the latency, and a check of the counts by the server costs little for few rows. So
 #: many late keys, at most, are applied in the flight of the commit.
 ONE_FLIGHT: Final = 256
-
-
-class Watermark:
-    """Commits finishing in any order, turned into the LSN below which all is done. Used by the leader only.
-
-    The rule is the seed's (pgsql-hackers, "Parallel Apply", 2025-08-11): lowest_remote_lsn moves only when the first
-    transaction in progress commits. Everything counts commit **end** LSNs (trap T-3).
-    """
-
-    def __init__(self, low_lsn: int) -> None:
-        """Start where the target's state ends: everything up to `low_lsn` is committed there."""
-        #: Everything with an end LSN up to here is committed on the target (not yet durable). Never goes back.
-        self.low_lsn = low_lsn
-        #: Highest committed end LSN.
-        self.high_lsn = low_lsn
-        self._open: deque[int] = deque()
-        self._done: set[int] = set()
-
-    def open(self, end_lsn: int) -> None:
-        """Register a batch by its last end LSN; calls come in source order."""
-        assert end_lsn > (self._open[-1] if self._open else self.low_lsn), "batches are opened in source order"
-        self._open.append(end_lsn)
-
-    def close(self, end_lsn: int) -> bool:
-        """Register the commit of a batch that was opened; True if the low LSN moved."""
-        assert end_lsn in self._open, "a batch is closed once, after it was opened"
-        assert end_lsn not in self._done, "a batch is closed once, after it was opened"
-        self.high_lsn = max(self.high_lsn, end_lsn)
-        self._done.add(end_lsn)
-        low_lsn = self.low_lsn
-        while self._open and self._open[0] in self._done:
-            done = self._open.popleft()
-            self._done.discard(done)
-            self.low_lsn = max(self.low_lsn, done)
-        return self.low_lsn > low_lsn
-
-    def reached(self, lsn: int) -> bool:
-        """Move up to an LSN the publisher says holds nothing more for us; only while nothing is open (trap T-8)."""
-        if self._open or lsn <= self.low_lsn:
-            return False
-        self.low_lsn = lsn
-        self.high_lsn = max(self.high_lsn, lsn)
-        return True
 
 
 class CommitTurn(Enum):
@@ -453,7 +410,6 @@ class Flight:
         """Register that the target has acknowledged a job's commit: only now may dependents start (trap T-35)."""
         batch, state = job.batch, self.state
         job.times.committed_s = now_s
-        state.watermark.close(batch.end_lsn)
         del state.jobs[batch.seq]
         was_head = state.head is job
         if was_head:
@@ -466,6 +422,7 @@ class Flight:
         if batch.is_thin:
             self._n_learnt += batch.n_changes
             self._met.update([changes.tree_oid for changes in batch.table_changes])
+        state.watermark.close(batch.end_lsn)
         effects: list[Effect] = list(map(News, self._following))
         freed = self._scheduler.committed(batch)
         for ready in freed.to_start:

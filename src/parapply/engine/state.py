@@ -5,14 +5,57 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
-from parapply.engine.flight import Watermark
 from parapply.limits import BLOCKED_S
 from parapply.vocabulary import DaemonState
 
 if TYPE_CHECKING:
     from parapply.engine.job import Job
+
+
+class Watermark:
+    """Commits finishing in any order, turned into the LSN below which all is done. Used by the leader only.
+
+    The rule is the seed's (pgsql-hackers, "Parallel Apply", 2025-08-11): lowest_remote_lsn moves only when the first
+    transaction in progress commits. Everything counts commit **end** LSNs (trap T-3).
+    """
+
+    def __init__(self, low_lsn: int) -> None:
+        """Start where the target's state ends: everything up to `low_lsn` is committed there."""
+        #: Everything with an end LSN up to here is committed on the target (not yet durable). Never goes back.
+        self.low_lsn = low_lsn
+        #: Highest committed end LSN.
+        self.high_lsn = low_lsn
+        self._open: deque[int] = deque()
+        self._done: set[int] = set()
+
+    def open(self, end_lsn: int) -> None:
+        """Register a batch by its last end LSN; calls come in source order."""
+        assert end_lsn > (self._open[-1] if self._open else self.low_lsn), "batches are opened in source order"
+        self._open.append(end_lsn)
+
+    def close(self, end_lsn: int) -> bool:
+        """Register the commit of a batch that was opened; True if the low LSN moved."""
+        assert end_lsn in self._open, "a batch is closed once, after it was opened"
+        assert end_lsn not in self._done, "a batch is closed once, after it was opened"
+        self.high_lsn = max(self.high_lsn, end_lsn)
+        self._done.add(end_lsn)
+        low_lsn = self.low_lsn
+        while self._open and self._open[0] in self._done:
+            done = self._open.popleft()
+            self._done.discard(done)
+            self.low_lsn = max(self.low_lsn, done)
+        return self.low_lsn > low_lsn
+
+    def reached(self, lsn: int) -> bool:
+        """Move up to an LSN the publisher says holds nothing more for us; only while nothing is open (trap T-8)."""
+        if self._open or lsn <= self.low_lsn:
+            return False
+        self.low_lsn = lsn
+        self.high_lsn = max(self.high_lsn, lsn)
+        return True
 
 
 class EngineState:

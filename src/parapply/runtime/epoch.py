@@ -36,7 +36,8 @@ from parapply.runtime.control.requests import Awaited, Requests
 from parapply.runtime.control.sequence_carrier import SequenceCarrier
 from parapply.runtime.intake.batcher import Admission, Batcher
 from parapply.runtime.intake.commands import CommandTransactions
-from parapply.runtime.intake.intake import Intake, SlotReader
+from parapply.runtime.intake.intake import Intake
+from parapply.runtime.intake.reader import SlotReader
 from parapply.runtime.intake.special import SpecialTransactions
 from parapply.runtime.observe.applylog_intervals import Intervals
 from parapply.runtime.observe.applylog_records import LogRun, TargetNames, batch_record, new_run, transaction_records

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import settings
 
 from parapply.engine.durability import Durability
-from parapply.engine.flight import CommitTurn, Flight, News, Turns, Watermark
+from parapply.engine.flight import CommitTurn, Flight, News, Turns
 from parapply.engine.stalls import Stalls
+from parapply.engine.state import Watermark
 from parapply.plan import scheduler
 from parapply.plan.scheduler import Scheduler, overlaps
 from parapply.source.catch_up import IN_PROGRESS

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from parapply.engine.job import Job
     from parapply.engine.state import EngineState
     from parapply.runtime.intake.batcher import Batcher
-    from parapply.runtime.intake.intake import SlotReader
+    from parapply.runtime.intake.reader import SlotReader
     from parapply.target.session.settings import Connection
     from parapply.target.state.slots import StatePlace
     from parapply.vocabulary import DaemonState

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from parapply.plan.commands import JudgedFrames
     from parapply.plan.copy_starts import Name
     from parapply.plan.table import TablePlan
-    from parapply.runtime.intake.intake import SlotReader
+    from parapply.runtime.intake.reader import SlotReader
     from parapply.runtime.pool.pool import WorkerPool
     from parapply.runtime.pool.two_phase import TwoPhase
     from parapply.runtime.tables.copied import Copied

@@ -20,7 +20,8 @@ from parapply.plan.table import Plans
 from parapply.runtime.intake import batcher
 from parapply.runtime.intake.batcher import Admission, Batcher
 from parapply.runtime.intake.commands import CommandTransactions
-from parapply.runtime.intake.intake import Intake, SlotReader
+from parapply.runtime.intake.intake import Intake
+from parapply.runtime.intake.reader import SlotReader
 from parapply.runtime.intake.special import SpecialTransactions
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits

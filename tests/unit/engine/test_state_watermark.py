@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parapply.engine.flight import Watermark
+from parapply.engine.state import Watermark
 
 
 class Naive:
