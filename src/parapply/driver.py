@@ -1,4 +1,7 @@
-"""psycopg's connection, made safe to give up while it is being opened, and remedies where a server refuses one."""
+"""psycopg's connection, made safe to give up while it is being opened, and remedies where a server refuses one.
+
+Also the quick way through it for a statement that is run often.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,21 @@ import re
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg import pq
+from psycopg import generators, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from parapply.login import PasswordUnknown
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
+    from psycopg import sql
     from psycopg.abc import RV, PQGen
+    from psycopg.pq.abc import PGresult
 
     from parapply.login import PasswordCommand
 
@@ -189,3 +196,45 @@ class Session(psycopg.AsyncConnection[tuple[Any, ...]]):
             return await super().wait(gen, interval, *more, **named)
         finally:
             self.waits_since_s = 0.0
+
+
+#: Statements that `run_prepared` has prepared, by session.
+_prepared: WeakKeyDictionary[psycopg.AsyncConnection[Any], set[bytes]] = WeakKeyDictionary()
+
+
+async def run_prepared(
+    conn: psycopg.AsyncConnection[Any], name: bytes, query: sql.Composed, params: Sequence[bytes | None]
+) -> int:
+    """Run a statement that is run often, and return the number of rows that it returns.
+
+    Past psycopg's cursors, which take the leader twice as long as this.
+
+    Args:
+        conn: prepares it once.
+        name: of the statement, always the same.
+        query: with `$1` style parameters.
+        params: as text; None is NULL.
+
+    Raises:
+        psycopg.Error: the connection broke, or the server refuses.
+    """
+    names = _prepared.setdefault(conn, set())
+    async with conn.lock:
+        if name not in names:
+            conn.pgconn.send_prepare(name, query.as_bytes(conn))
+            _check(await conn.wait(generators.execute(conn.pgconn)))
+            names.add(name)
+        conn.pgconn.send_query_prepared(name, params)
+        return _check(await conn.wait(generators.execute(conn.pgconn)))
+
+
+def _check(results: Sequence[PGresult]) -> int:
+    """Return the rows of the only result.
+
+    Raises:
+        psycopg.Error: it is an error.
+    """
+    (result,) = results
+    if result.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
+        raise psycopg.errors.error_from_result(result)
+    return result.ntuples

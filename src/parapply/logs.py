@@ -140,8 +140,8 @@ _PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "exceptio
 _SECRET_KEYS: Final = frozenset({"dsn", "password", "conninfo"})
 
 
-#: As last configured.
-_level = logging.NOTSET
+#: True if a debug event is written now: to ask a logger takes longer than to count a batch. Written by `configure`.
+writes_debug = False
 
 
 def configure(level: str, output_format: str, stream: BinaryIO | None = None) -> None:
@@ -152,9 +152,10 @@ def configure(level: str, output_format: str, stream: BinaryIO | None = None) ->
         output_format: json (one object a line, UTF-8), logfmt (key=value) or console.
         stream: where bytes go; None is standard error.
     """
-    global _level  # noqa: PLW0603  as structlog's own configuration
+    global writes_debug  # noqa: PLW0603  as structlog's own configuration
     out = sys.stderr.buffer if stream is None else stream
-    _level = number = logging.getLevelNamesMapping()[level.upper()]
+    number = logging.getLevelNamesMapping()[level.upper()]
+    writes_debug = number <= logging.DEBUG
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -171,11 +172,6 @@ def configure(level: str, output_format: str, stream: BinaryIO | None = None) ->
         cache_logger_on_first_use=False,  # few lines a second: a changed set-up matters more
     )
     _route_foreign(max(number, logging.WARNING))
-
-
-def writes_debug() -> bool:
-    """Return whether a debug event is written now: to ask a logger takes longer than to count a batch."""
-    return _level <= logging.DEBUG
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:

@@ -46,6 +46,29 @@ def parse_lsn(text: str) -> int:
     return (int(high, 16) << 32) | int(low, 16)
 
 
+#: Bytes before which nothing that commits can end, counted from the end of a record. A page's header takes that much, a
+#: record's own header no less, and a commit has more than its header; at the start of a segment the page's takes more.
+#: Source: PostgreSQL's `xlog_internal.h` (SizeOfXLogShortPHD, SizeOfXLogLongPHD), `xlogrecord.h` (SizeOfXLogRecord).
+_SHORT_HEADER_BYTES = 24
+_LONG_HEADER_BYTES = 40
+#: A multiple of every size of a segment is one of this.
+_SEGMENT_BYTES = 1024 * 1024
+
+
+def covers(low_lsn: int, lsn: int) -> bool:
+    """Return whether a watermark says that everything is committed that ends at an LSN or before.
+
+    Where the last record ended with its page, `pg_current_wal_insert_lsn()` lies after the header of the next, which is
+    not written yet: an idle publisher never gets there, and nothing ends in between.
+
+    Args:
+        low_lsn: the watermark; it is the end of a record.
+        lsn: any position of the publisher.
+    """
+    header_bytes = _SHORT_HEADER_BYTES if low_lsn % _SEGMENT_BYTES else _LONG_HEADER_BYTES
+    return lsn <= low_lsn + header_bytes
+
+
 def format_time(time_us: int) -> str:
     """Return a time on the wire (microseconds since 2000-01-01 UTC) for people, for example 2026-11-23 01:02:03+00."""
     at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=time_us + POSTGRES_EPOCH_US)

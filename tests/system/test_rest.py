@@ -104,6 +104,7 @@ def test_a_wait_is_heard_at_rest(pair: Pair, run_command: RunCommand) -> None:
 def test_a_wait_in_sql_is_heard_when_it_has_ended(pair: Pair) -> None:
     """It cannot call before, so the first one may be in vain; a short one does not call."""
     with _at_rest(pair, _UNMOVED) as daemon:
+        pair.target.wait_until("SELECT shown_every_s > 1 FROM parapply.progress")
         lsn = _lsn_of_nothing(pair)
         for timeout_s, is_reached in ((0.0, False), (1.1, False), (20, True)):
             found = pair.target.rows(f"SELECT parapply.wait_for('{lsn}', {timeout_s})")

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["pair"]
 
 #: Another file in the walk is another file to open for everyone who follows it: not without a reason.
-_MOST_FILES: Final = 37
-_MOST_ENTRIES: Final = 165
+_MOST_FILES: Final = 30
+_MOST_ENTRIES: Final = 120
 _TRANSACTIONS: Final = 12
 
 

@@ -90,7 +90,7 @@ class CrewTarget:
 
     async def _wait_until_idle(self, workers: Sequence[asyncio.Task[None]]) -> None:
         idle, seen = 0, self._n_steps
-        while not self._pool.flight.state.is_idle or self._open:
+        while self._pool.flight.state.jobs or self._open:
             await asyncio.sleep(0)
             for worker in workers:
                 if worker.done():

@@ -75,7 +75,7 @@ class Shown:
             return {_series("up", {}): 0.0}
         shown = self.figures.values() | self.values
         # Facts of this process change all the time, and no rule looks at them but for its start, which is set below.
-        text = _OF_THE_PROCESS.sub("", exposition([SlotFigures("app", shown, self.figures.histograms())]).decode())
+        text = _OF_THE_PROCESS.sub("", exposition([SlotFigures("app", shown, self.figures.of_batches)]).decode())
         found = _parsed(text)
         return {**found, _series("up", {}): 1.0, _series("process_start_time_seconds", {}): self.started_s}
 

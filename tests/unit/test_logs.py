@@ -38,7 +38,7 @@ _LEVELS = {"debug", "info", "warning", "error", "exception"}
 def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root = logging.getLogger()
     before = (root.level, list(root.handlers))
-    monkeypatch.setattr(logs, "_level", logging.NOTSET)
+    monkeypatch.setattr(logs, "writes_debug", False)
     yield
     structlog.reset_defaults()
     root.setLevel(before[0])
@@ -63,7 +63,7 @@ def test_a_change_of_the_level_holds_for_debug_events_at_once() -> None:
     found = []
     for level in ("info", "debug", "warning"):
         logs.configure(level, "json", io.BytesIO())
-        found.append(logs.writes_debug())
+        found.append(logs.writes_debug)
     assert found == [False, True, False]
 
 

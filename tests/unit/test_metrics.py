@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from parapply.metrics import table
 from parapply.metrics.exposition import SlotFigures, exposition
-from parapply.metrics.figures import Figures, Histogram, cutover_values, migration_values
+from parapply.metrics.figures import Figures, cutover_values, migration_values
 from parapply.vocabulary import CutoverStep
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def _samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -43,17 +45,19 @@ def test_every_figure_is_read_back() -> None:
     figures = Figures()
     odd = 'public."a\\b\nc"'
     for name, n in ((odd, 3), ("public.plain", 4)):
-        figures.table(name).rows.update += n
-        figures.table(name).transactions += 1
-    figures.table("public.plain").waits["foreign key"] += 2
-    figures.table("public.plain").wait_s["foreign key"] += 0.25
+        figures.tables[name].rows.update += n
+        figures.tables[name].transactions += 1
+    figures.tables["public.plain"].waits["foreign key"] += 2
+    figures.tables["public.plain"].wait_s["foreign key"] += 0.25
     figures.barriers.waits["barrier"] += 1
     for _ in range(5):
         figures.count_conflict("update_missing", "public.plain", "skipped")
     figures.retries["40P01"] += 1
-    for value in (1, 2, 3, 1e9):
-        figures.batch_transactions.observe(value)
-    found = _samples(exposition([SlotFigures('sl"ot', figures.values(), figures.histograms())]))
+    transactions = figures.of_batches[0]
+    for bucket, value in ((0, 1), (1, 2), (2, 3), (-1, 1e9)):
+        transactions.counts[bucket] += 1
+        transactions.sum += value
+    found = _samples(exposition([SlotFigures('sl"ot', figures.values(), figures.of_batches)]))
 
     def at(name: str, **labels: str) -> float:
         return found[name, tuple(sorted({"slot": 'sl"ot', **labels}.items()))]
@@ -121,23 +125,14 @@ def test_a_migration_and_a_cut_over_are_read_back() -> None:
     assert (at("cutover_step_seconds"), at("cutover_fenced"), at("cutover_gap_seconds")) == (1.5, 1.0, None)
 
 
-@pytest.mark.parametrize("metric", [metric for metric in table.METRICS if metric.kind == "histogram"])
-def test_a_bound_belongs_to_its_bucket(metric: table.Metric) -> None:
-    """A value equal to a bound counts there (le: less or equal), one above all bounds in +Inf."""
-    histogram = Histogram(metric)
-    for bound in metric.buckets:
-        histogram.observe(bound)
-    histogram.observe(math.nextafter(metric.buckets[-1], math.inf))
-    assert histogram.counts == [1] * (len(metric.buckets) + 1)
-
-
 def test_tables_are_bounded() -> None:
     """Beyond the limit all further tables share one series, so a publisher that makes tables for ever costs nothing."""
     figures = Figures()
     for number in range(table.TABLES_LIMIT + 50):
-        figures.table(f"public.t{number}").rows.insert += 1
+        figures.tables[f"public.t{number}"].rows.insert += 1
         figures.count_conflict("insert_exists", f"public.t{number}", "stopped")
     assert len(figures.tables) == table.TABLES_LIMIT + 1
+    assert len(figures.changed) == table.TABLES_LIMIT
     assert figures.tables[table.OTHER_TABLES].rows.insert == 50
     assert figures.tables["public.t7"].rows.insert == 1
     assert len(figures.values()[table.TABLE_CONFLICTS]) == table.TABLES_LIMIT + 1

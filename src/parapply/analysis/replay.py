@@ -303,7 +303,7 @@ class _Replay:
             self._wait(self._closing.waited(self._open.batch, self._now_s))
 
     def _changed(self) -> None:
-        if self._state.is_idle and self._pause_end_s > self._now_s:
+        if not self._state.jobs and self._pause_end_s > self._now_s:
             self._pause_end_s = 0.0
             self._read_later(self._now_s)
         if self._open is not None:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import click
 
 from parapply.connect import check_back, open_both
-from parapply.engine.state import covers
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
-from parapply.model import format_lsn, parse_lsn
+from parapply.model import covers, format_lsn, parse_lsn
 from parapply.printable import printable
 from parapply.source import refusals, slot
 from parapply.target.session import lease, origins, prepared, settings

@@ -38,35 +38,36 @@ class Skips:
         self.schema = schema
         self.slot_id = slot_id
         self._large_ends = large_ends
-        self._ends: set[int] = set()
+        #: End LSNs of the transactions that are wanted; who has many to ask about looks here before.
+        self.ends: set[int] = set()
         #: End LSN by commit LSN, of large ones.
         self._commits: dict[int, int] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._ends)
+        return bool(self.ends)
 
     def find(self, commit_lsn: int, end_lsn: int) -> int | None:
         """Return the end LSN under which a transaction is to be skipped, None if it is not; 0: its end is not known."""
         end_lsn = end_lsn or self._large_ends.get(commit_lsn, 0)
-        if end_lsn in self._ends:
+        if end_lsn in self.ends:
             return end_lsn
         return self._commits.get(commit_lsn)
 
     def may_find(self, commit_lsn: int) -> bool:
         """Return whether `find` may find a large transaction once it is known where it ends."""
-        return commit_lsn not in self._large_ends and any(end_lsn > commit_lsn for end_lsn in self._ends)
+        return commit_lsn not in self._large_ends and any(end_lsn > commit_lsn for end_lsn in self.ends)
 
     def read_to_end(self, commit_lsn: int, end_lsn: int) -> None:
         """Note where a large transaction ends that comes again."""
         self._large_ends[commit_lsn] = end_lsn
 
     def hits(self, batch: Batch) -> bool:
-        """Return whether a transaction of a batch is to be skipped."""
-        return bool(self._ends) and any(one.end_lsn in self._ends for one in batch.transactions)
+        """Return whether a transaction of a batch is to be skipped; never where `ends` is empty."""
+        return any(one.end_lsn in self.ends for one in batch.transactions)
 
     def done(self, end_lsn: int) -> None:
         """Forget a transaction whose skipping has committed."""
-        self._ends.discard(end_lsn)
+        self.ends.discard(end_lsn)
         self._commits = {commit: end for commit, end in self._commits.items() if end != end_lsn}
 
     async def look(self, conn: Connection, low_lsn: int, is_committing: Callable[[int], bool]) -> list[int]:
@@ -97,7 +98,7 @@ class Skips:
                     self.done(end_lsn)
                     await self._answer(conn, end_lsn, "passed")
                     continue
-                self._ends.add(end_lsn)
+                self.ends.add(end_lsn)
                 if commit_text is not None:
                     self._commits[parse_lsn(commit_text)] = end_lsn
                 # Answered at the next query otherwise: it may succeed, or fail and be skipped.
@@ -105,7 +106,7 @@ class Skips:
                     await self._answer(conn, end_lsn, "accepted")
                     accepted.append(end_lsn)
             wanted = {parse_lsn(text) for text, _, _ in found}
-            for gone in self._ends - wanted:
+            for gone in self.ends - wanted:
                 self.done(gone)  # the request was taken back
         return accepted
 

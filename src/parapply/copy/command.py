@@ -25,9 +25,8 @@ from parapply.copy.bar import Bar, CopyProgress
 from parapply.copy.load import CopyLoad, LoadOptions
 from parapply.copy.published import check_readable, published_tables
 from parapply.copy.snapshot import IS_LEFT, came_late, check_commands, check_unchanged
-from parapply.engine.state import covers
 from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
-from parapply.model import format_lsn
+from parapply.model import covers, format_lsn
 from parapply.printable import printable
 from parapply.source import ddl_queue, late_tables, refusals, slot
 from parapply.target.session import lease, settings

@@ -39,9 +39,8 @@ from parapply.cutover.hooks import Hooks
 from parapply.cutover.look import CutoverLook, CutoverOptions, Pair, check_pair
 from parapply.cutover.notes import CutoverNotes, Held, Undoing
 from parapply.cutover.poolers import Poolers
-from parapply.engine.state import covers
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, SlotBusy, SourceRefused, TargetRefused
-from parapply.model import format_lsn
+from parapply.model import covers, format_lsn
 from parapply.sequences import SequenceOptions
 from parapply.source import refusals, slot
 from parapply.source.options import start_options
@@ -99,7 +98,7 @@ async def wait_until_unread(source: Connection, slot_name: str, deadline_s: floa
         await asyncio.sleep(_POLL_S)
 
 
-async def _late_count(source: Connection, config: Config, low_lsn: int) -> int:
+async def late_count(source: Connection, config: Config, low_lsn: int) -> int:
     """Return how many transactions with published changes have committed on the source and are not on the target.
 
     Raises:
@@ -423,7 +422,7 @@ class _Cutover:
         deadline_s = time.monotonic() + self._forward.target.lease_wait_s
         await wait_until_unread(ahead.source, name, deadline_s)
         await self._writers.end_others(deadline_s)
-        if n_late := await _late_count(ahead.source, self._forward, found.low_lsn):
+        if n_late := await late_count(ahead.source, self._forward, found.low_lsn):
             await self._back_to_draining()
             raise SourceRefused(
                 f"{n_late} transactions were committed on the source after the fence: a session writes in spite of it",
@@ -481,7 +480,7 @@ class _Cutover:
             if (
                 is_known
                 and found is not None
-                and (n_late := await _late_count(ahead.source, self._forward, found.low_lsn))
+                and (n_late := await late_count(ahead.source, self._forward, found.low_lsn))
             ):
                 click.echo(
                     f"parapply: {n_late} transactions were committed on the source after the target took over; they are"

@@ -12,9 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from parapply.engine.state import covers
 from parapply.errors import SourceLost
-from parapply.model import format_lsn
+from parapply.model import covers, format_lsn
 
 if TYPE_CHECKING:
     from parapply.engine.flight import Flight
@@ -114,7 +113,7 @@ class Durability:
             self._look_for_shutdown(keepalive.end_lsn, now_s)
             return True
         # One comes with nearly every commit, which says the same, and has us look if it is not enough.
-        return self.state.is_idle and self._idle_lsn > self.state.watermark.low_lsn
+        return not self.state.jobs and self._idle_lsn > self.state.watermark.low_lsn
 
     def ends_at(self, received_lsn: int) -> None:
         """Take the end of all before the first transaction after `--until`: no more will be taken."""
@@ -129,11 +128,13 @@ class Durability:
             self._is_reply_due = True
             # A keep-alive's position may be next.
             return not is_synchronous or self._idle_lsn > state.durable_lsn
-        return is_synchronous or state.is_idle
+        return is_synchronous or not state.jobs
 
     def settle(self, stream: Stream) -> None:
         """Move the watermark to the publisher's position when nothing is open (trap T-8)."""
-        is_done = self.state.is_idle and stream.holds_nothing
+        if self._idle_lsn <= self.state.watermark.low_lsn:
+            return
+        is_done = not self.state.jobs and stream.holds_nothing
         # At the end nothing is open but a transaction whose last piece is too late: it is rolled back.
         if is_done or (self._has_ended and self._flight.is_done_but_large(is_open=stream.is_inside_large)):
             self.state.watermark.reached(self._idle_lsn)
@@ -156,7 +157,7 @@ class Durability:
                 return max(_SHOW_S, self._reporting.advance_interval_s)
             return max(min(every_s, MOVED_S), self._reporting.advance_interval_s) if has_moved else every_s
         # Between two advances of a standby its flushes keep it durable.
-        is_quiet = self.state.is_idle and not stream.is_synchronous
+        is_quiet = not self.state.jobs and not stream.is_synchronous
         return _ADVANCE_MIN_S if is_quiet else self._reporting.advance_interval_s
 
     def is_waited_for(self, stream: Stream) -> bool:
@@ -187,7 +188,7 @@ class Durability:
 
     def question_is_due(self, stream: Stream, now_s: float) -> bool:
         """Return, once for each time, whether the publisher is to be asked where it is."""
-        if not self.state.is_idle or now_s - self._asked_s < self._ask_s(stream):
+        if self.state.jobs or now_s - self._asked_s < self._ask_s(stream):
             return False
         self._asked_s = now_s
         return True

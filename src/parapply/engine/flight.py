@@ -256,8 +256,8 @@ class Flight:
 
     def has_passed(self, seq: int) -> bool:
         """Return whether every batch up to a number has committed, the one included."""
-        head = self._scheduler.head
-        return self._last_seq >= seq and (head is None or head.seq > seq)
+        head = self.state.head
+        return self._last_seq >= seq and (head is None or head.batch.seq > seq)
 
     def submit(self, job: Job, now_s: float) -> list[Effect]:
         """Take a closed batch, later than all before it; a worker may follow it already."""
@@ -265,6 +265,8 @@ class Flight:
         job.times.submitted_s = job.times.freed_s = now_s
         self._last_seq = batch.seq
         self.state.jobs[batch.seq] = job
+        if self.state.head is None:
+            self.state.head = job
         effects: list[Effect] = []
         if isinstance(job, StreamJob):
             if job in self._to_follow:
@@ -275,12 +277,11 @@ class Flight:
         if not isinstance(job, LargeJob):
             self.count_in(batch.size_bytes)
             self.state.watermark.open(batch.end_lsn)
-        if self._scheduler.add(batch):
-            self._start(batch.seq)
-            waits = self._scheduler.late_waits_of(batch)
-        else:
-            waits = self._scheduler.waits_of(batch)
+        may_start = self._scheduler.add(batch)
+        waits = self._scheduler.late_waits_of(batch) if may_start else self._scheduler.waits_of(batch)
         job.waited_for = waits[-1] if waits else None
+        if may_start:
+            self._start(batch.seq)
         return effects + self._assign()
 
     def release(self, n_workers: int) -> list[Effect]:
@@ -296,8 +297,8 @@ class Flight:
         return effects
 
     def _may_release(self) -> bool:
-        head = self._scheduler.head
-        if not self._n_to_release or (head is not None and head.seq not in self._assigned):
+        head = self.state.head
+        if not self._n_to_release or (head is not None and head.batch.seq not in self._assigned):
             return False
         # More than half of the remaining workers must be free for jobs that have their place in the order.
         return 2 * len(self._following) < self.state.n_workers - 1
@@ -345,7 +346,8 @@ class Flight:
 
         So may all in relaxed order: one that stands at another session's lock must not hold up independent ones.
         """
-        if self.state.is_relaxed or self._scheduler.head is batch:
+        head = self.state.head
+        if self.state.is_relaxed or head is None or head.batch is batch:
             return True
         batches = [self.state.jobs[seq].batch for seq in self._assigned]
         if sum([one.n_places for one in batches]) + batch.n_places > self._most_places:
@@ -406,10 +408,12 @@ class Flight:
 
     def committed(self, job: Job, now_s: float) -> list[Effect]:
         """Register that the target has acknowledged a job's commit: only now may dependents start (trap T-35)."""
-        batch = job.batch
+        batch, state = job.batch, self.state
         job.times.committed_s = now_s
-        self.state.watermark.close(batch.end_lsn)
-        del self.state.jobs[batch.seq]
+        del state.jobs[batch.seq]
+        was_head = state.head is job
+        if was_head:
+            state.head = next(iter(state.jobs.values()), None)
         self._assigned.discard(batch.seq)
         if isinstance(job, StreamJob) and job in self._following:
             self._following.remove(job)
@@ -418,21 +422,21 @@ class Flight:
         if batch.is_thin:
             self._n_learnt += batch.n_changes
             self._met.update([changes.tree_oid for changes in batch.table_changes])
-        was_head = self._scheduler.head is batch
+        state.watermark.close(batch.end_lsn)
+        effects: list[Effect] = list(map(News, self._following))
         freed = self._scheduler.committed(batch)
         for ready in freed.to_start:
-            self.state.jobs[ready.seq].times.freed_s = now_s
+            state.jobs[ready.seq].times.freed_s = now_s
             self._start(ready.seq)
-        effects: list[Effect] = [News(following) for following in self._following]
         for ready in freed.to_commit:
             effects += self.turns.passed_to(ready.seq)
         # A head that was the head before may be parked until a repair, which the commit of another one does not bring.
-        if self.state.is_relaxed and was_head and (head := self._scheduler.head) is not None:
-            effects += self.turns.passed_to(head.seq)
-            effects += self.unpark(head.seq)
+        if state.is_relaxed and was_head and state.head is not None:
+            effects += self.turns.passed_to(state.head.batch.seq)
+            effects += self.unpark(state.head.batch.seq)
         # A piece that was not counted out would take its part of the memory limit until the epoch ends.
-        is_empty = not self.state.jobs and not self._following
-        assert self.state.held_bytes == 0 or not is_empty, "nothing is in flight, and something is held"
+        is_empty = not state.jobs and not self._following
+        assert state.held_bytes == 0 or not is_empty, "nothing is in flight, and something is held"
         if not batch.is_thin:
             # Else the worker that had it, and knows the tables now, comes first: it asks at once.
             effects += self._assign()

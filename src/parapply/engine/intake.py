@@ -262,7 +262,7 @@ class Closing:
         """Return the seconds not to read after everything at hand was read; 0 where a worker could apply it at once."""
         if self.is_backlog:
             return COLLECT_S
-        return 0.0 if self._flight.state.is_idle or self._flight.state.is_relaxed else _BUSY_COLLECT_S
+        return _BUSY_COLLECT_S if self._flight.state.jobs and not self._flight.state.is_relaxed else 0.0
 
     def hold_open(self, until_s: float) -> None:
         """Keep a batch of a backlog open until then, although nothing comes: the next transactions may join it soon."""
@@ -280,7 +280,7 @@ class Closing:
             return None
         if self.is_backlog:
             return None if self._is_armed else self._arm(heard_s, self._linger_s)
-        if self._flight.state.is_relaxed or self._flight.state.is_idle or batch.n_changes >= WORTH_A_WORKER:
+        if self._flight.state.is_relaxed or not self._flight.state.jobs or batch.n_changes >= WORTH_A_WORKER:
             return 0.0
         return None if self._is_armed else self._arm(None, BEHIND_S)
 
@@ -317,7 +317,7 @@ class Room:
 
     def is_memory_full(self, held_bytes: int) -> bool:
         """Return whether batches in flight and the open one take all the memory that they may."""
-        return held_bytes >= self._share.memory_bytes and not self._flight.state.is_idle
+        return held_bytes >= self._share.memory_bytes and bool(self._flight.state.jobs)
 
     def is_left(self, open_bytes: int) -> bool:
         """Return whether more may be taken beside the changes in the open batch."""

@@ -97,7 +97,7 @@ class Stalls:
     @property
     def check_s(self) -> float:
         """Return the seconds until the next look: a batch that begins while none is under way cannot stall before."""
-        return self._stall_check_s / (1 if self._state.is_idle else 2)
+        return self._stall_check_s / (2 if self._state.jobs else 1)
 
     def holds_up(self, worker: WorkerSeen, now_s: float) -> bool:
         """Return whether a worker has waited for another batch for long, so that others could use it."""

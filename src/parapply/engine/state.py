@@ -14,28 +14,6 @@ from parapply.vocabulary import DaemonState
 if TYPE_CHECKING:
     from parapply.engine.job import Job
 
-#: Bytes before which nothing that commits can end, counted from the end of a record. A page's header takes that much, a
-#: record's own header no less, and a commit has more than its header; at the start of a segment the page's takes more.
-#: Source: PostgreSQL's `xlog_internal.h` (SizeOfXLogShortPHD, SizeOfXLogLongPHD), `xlogrecord.h` (SizeOfXLogRecord).
-_SHORT_HEADER_BYTES = 24
-_LONG_HEADER_BYTES = 40
-#: A multiple of every size of a segment is one of this.
-_SEGMENT_BYTES = 1024 * 1024
-
-
-def covers(low_lsn: int, lsn: int) -> bool:
-    """Return whether a watermark says that everything is committed that ends at an LSN or before.
-
-    Where the last record ended with its page, `pg_current_wal_insert_lsn()` lies after the header of the next, which is
-    not written yet: an idle publisher never gets there, and nothing ends in between.
-
-    Args:
-        low_lsn: the watermark; it is the end of a record.
-        lsn: any position of the publisher.
-    """
-    header_bytes = _SHORT_HEADER_BYTES if low_lsn % _SEGMENT_BYTES else _LONG_HEADER_BYTES
-    return lsn <= low_lsn + header_bytes
-
 
 class Watermark:
     """Commits finishing in any order, turned into the LSN below which all is done. Used by the leader only.
@@ -87,6 +65,7 @@ class EngineState:
         "blocked",
         "durable_lsn",
         "foreign_waits",
+        "head",
         "held_bytes",
         "is_relaxed",
         "jobs",
@@ -115,8 +94,9 @@ class EngineState:
         """
         self.is_relaxed = is_relaxed
         # Flight:
-        #: Batches not committed, by their numbers, in source order.
+        #: Batches not committed, by their numbers, in source order, and the earliest of them.
         self.jobs: dict[int, Job] = {}
+        self.head: Job | None = None
         #: Bytes of changes in them and in pieces not applied; intake and workers count pieces by `Flight.count_in`.
         self.held_bytes = 0
         #: Workers that are running and are not to leave; `WorkerTasks` adds new ones.
@@ -153,16 +133,6 @@ class EngineState:
         self.note = ""
         #: State and reason, for people: of the monitor, and at the end of `Progress`.
         self.shown = (DaemonState.RUNNING, "")
-
-    @property
-    def is_idle(self) -> bool:
-        """Return whether nothing is in flight."""
-        return not self.jobs
-
-    @property
-    def head(self) -> Job | None:
-        """Return the earliest job that has not committed."""
-        return next(iter(self.jobs.values()), None)
 
     def blocked_s(self, now_s: float) -> float:
         """Return how long a batch has waited for foreign sessions; 0: none does."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -22,16 +21,13 @@ Values = dict["Metric", dict[tuple[str, ...], float]]
 class Histogram:
     """Observations of a quantity, counted by upper bound, and their sum."""
 
+    __slots__ = ("counts", "metric", "sum")
+
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
-        #: Observations in each bucket; the last is above all bounds.
+        #: Observations in each bucket, above the bound before and up to its own; the last is above all bounds.
         self.counts = [0] * (len(metric.buckets) + 1)
         self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one observation."""
-        self.counts[bisect_left(self.metric.buckets, value)] += 1
-        self.sum += value
 
 
 class Stages:
@@ -58,14 +54,23 @@ class TableFigures:
         self.conflicts: Counter[tuple[str, str]] = Counter()
 
 
+class _Tables(dict[str, TableFigures]):
+    """By name. One that is asked for first is made; all that come too late to have their own share one."""
+
+    def __missing__(self, name: str) -> TableFigures:
+        """Make the figures of a table."""
+        return self.setdefault(name if len(self) < table.TABLES_LIMIT else table.OTHER_TABLES, TableFigures())
+
+
 class Figures:
     """Written by `runtime`: by the meter, the conflict handler (conflicts), intervals and the daemon (its last two)."""
 
     def __init__(self) -> None:
-        self.tables: dict[str, TableFigures] = {}
+        self.tables: dict[str, TableFigures] = _Tables()
         #: Waits for barriers, which have no table.
         self.barriers = TableFigures()
-        #: Tables whose figures changed since they were last taken, the oldest change first.
+        #: Tables whose figures changed since they were last taken, the oldest change first. Added by who changes them,
+        #: where the table has figures of its own.
         self.changed: dict[str, None] = {}
         self.transactions: Counter[str] = Counter(dict.fromkeys(table.MODES, 0))
         self.batches: Counter[str] = Counter(dict.fromkeys(table.MODES, 0))
@@ -81,26 +86,17 @@ class Figures:
         )
         self.reconnects: Counter[str] = Counter(dict.fromkeys(table.ENDS, 0))
         self.heals = 0
-        self.batch_transactions = Histogram(table.BATCH_TRANSACTIONS)
-        self.batch_changes = Histogram(table.BATCH_CHANGES)
-        self.batch_bytes = Histogram(table.BATCH_BYTES)
-        self.batch_seconds = Histogram(table.BATCH_SECONDS)
-
-    def table(self, name: str) -> TableFigures:
-        """Return the figures of a table, or the common ones of all tables that came too late to have their own."""
-        self.changed[name] = None
-        found = self.tables.get(name)
-        if found is None:
-            if len(self.tables) >= table.TABLES_LIMIT:
-                name = table.OTHER_TABLES
-                del self.changed[next(reversed(self.changed))]
-            found = self.tables.setdefault(name, TableFigures())
-        return found
+        #: Of a batch: its source transactions, changes, bytes and seconds.
+        self.of_batches = tuple(
+            map(Histogram, (table.BATCH_TRANSACTIONS, table.BATCH_CHANGES, table.BATCH_BYTES, table.BATCH_SECONDS))
+        )
 
     def count_conflict(self, conflict_type: str, name: str, outcome: str) -> None:
         """Count a conflict of a table, schema.table, by type and outcome."""
         self.conflicts[conflict_type, outcome] += 1
-        self.table(name).conflicts[conflict_type, outcome] += 1
+        self.tables[name].conflicts[conflict_type, outcome] += 1
+        if name in self.tables:
+            self.changed[name] = None
 
     def take_changed(self, limit: int) -> list[str]:
         """Return the tables whose figures have changed since they were taken, the longest unseen first."""
@@ -108,10 +104,6 @@ class Figures:
         for name in names:
             del self.changed[name]
         return names
-
-    def histograms(self) -> tuple[Histogram, ...]:
-        """Return all histograms."""
-        return self.batch_transactions, self.batch_changes, self.batch_bytes, self.batch_seconds
 
     def values(self) -> Values:
         """Return all counters."""

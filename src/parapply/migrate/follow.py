@@ -11,9 +11,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
-from parapply.engine.state import covers
 from parapply.errors import ParapplyError, TargetRefused
-from parapply.model import format_lsn, parse_lsn
+from parapply.model import covers, format_lsn, parse_lsn
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state import cutovers

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from parapply.errors import ParapplyError, ProtocolError
 from parapply.model import Relation
@@ -225,11 +226,11 @@ class TableFacts(msgspec.Struct, frozen=True, kw_only=True):
     row_triggers: tuple[RowTrigger, ...] = ()  # not among `triggers`
     #: Under the role `origin`: all that an insert of a row runs. None: it runs something else as well.
     references: tuple[Reference, ...] | None = None
+    n_indexes: int = 0  # about how many it has, from those that are known; made of them
 
-    @property
-    def n_indexes(self) -> int:
-        """Return about how many indexes it has, from those that are known."""
-        return len(self.unique) + len(self.indexed_columns) or 1
+    def __post_init__(self) -> None:
+        """Count the indexes once, because each batch asks."""
+        force_setattr(self, "n_indexes", len(self.unique) + len(self.indexed_columns) or 1)
 
 
 class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,16 +265,17 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
     own_origins: str = ""
     checks_update_origin: bool = False  # ... updated
     checks_delete_origin: bool = False  # ... deleted
+    # Made of the fields above:
+    rows_oid: int = 0  # number of the rows that may be changed: of a table, or of the part with the constants
+    tree_oid: int = 0  # the same of the topmost table of the partition tree: rows under two numbers never meet
+    #: Sets check the origin of a row: a net delete may have been an update before.
+    checks_origin: bool = False
 
-    @property
-    def rows_oid(self) -> int:
-        """Return the number of the rows that may be changed: of a table, or of the part with the constants."""
-        return self.own_oid or self.facts.oid
-
-    @property
-    def tree_oid(self) -> int:
-        """Return `rows_oid` of the topmost table of the partition tree: rows under two numbers never meet."""
-        return self.own_root_oid or self.facts.root_oid
+    def __post_init__(self) -> None:
+        """Fill in what each batch asks for."""
+        force_setattr(self, "rows_oid", self.own_oid or self.facts.oid)
+        force_setattr(self, "tree_oid", self.own_root_oid or self.facts.root_oid)
+        force_setattr(self, "checks_origin", self.checks_update_origin or self.checks_delete_origin)
 
     @property
     def nets_whole_rows(self) -> bool:
@@ -308,11 +310,6 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
         """
         leads_here = any(one.is_enforced and one.parent_oid == self.facts.root_oid for one in self.facts.foreign_keys)
         return leads_here or not all(one.is_immediate for one in self.facts.unique)
-
-    @property
-    def checks_origin(self) -> bool:
-        """Return whether sets check the origin of a row: a net delete may have been an update before."""
-        return self.checks_update_origin or self.checks_delete_origin
 
 
 _OID_BYTES = 4

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from parapply import failpoints
+from parapply import failpoints, logs
 from parapply.conflict.skips import Skips
 from parapply.engine.durability import Durability, Reporting
 from parapply.engine.flight import Flight
@@ -22,7 +23,7 @@ from parapply.engine.job import SetJob
 from parapply.engine.state import EngineState
 from parapply.engine.workers import Scaling
 from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SlotLost, SourceLost, SourceRefused, TargetLost
-from parapply.logs import get_logger, writes_debug
+from parapply.logs import get_logger
 from parapply.model import format_lsn, format_time
 from parapply.retention import wal_limit
 from parapply.runtime.apply.conflicts import ConflictHandler
@@ -312,7 +313,7 @@ class Epoch:
     def _may_rest(self) -> bool:
         """Return whether nothing is open, on its way, or not durable yet, and nothing is asked that does not call."""
         engine, batcher, stream = self._engine, self._batcher, self._ends.stream
-        is_open = not (engine.is_idle and batcher.holds_nothing) or batcher.is_taking or batcher.reader.is_paused
+        is_open = engine.jobs or not batcher.holds_nothing or batcher.is_taking or batcher.reader.is_paused
         is_behind = engine.lag_s != 0.0 or engine.durable_lsn < batcher.taken_lsn
         is_special = stream.reading is not Reading.STREAM or stream.is_synchronous
         is_awaited = self._admission.copied.is_under_way or self._requests.are_open
@@ -472,22 +473,22 @@ class Epoch:
         """Act on a change of the pool."""
         self._intake.worker_changed()
         self._requests.moved.set()
-        if self._pool.flight.is_done_but_large(is_open=self._batcher.is_inside_large):
+        if self._engine.head is None or self._pool.flight.is_done_but_large(is_open=self._batcher.large is not None):
             self._idle.set()
         else:
             self._idle.clear()
 
     def batch_committed(self, job: Job) -> None:
-        """Count and record a job that has committed, and have its LSN reported."""
+        """Count and record a job that has committed, have its LSN reported, and go on."""
         self._progress.committed(job)
-        self._batcher.sizing.committed(job)
         _count(self._figures, job)
+        self._batcher.sizing.committed(job)
         if self._applylog_writer is not None:
             reading = self._ends.stream.reading_of(job.batch.end_lsn)
             of = self._log_run
             names = self._target_names.take(job.counts.rows, job.times.committed_s)
             self._applylog_writer.write([batch_record(job, of, reading, names), *transaction_records(job, of)])
-        if writes_debug():
+        if logs.writes_debug:
             self._log.debug(
                 "batch_committed",
                 seq=job.batch.seq,
@@ -496,6 +497,7 @@ class Epoch:
                 n_transactions=job.counts.n_transactions,
                 n_changes=job.counts.n_changes,
             )
+        self.pool_changed()
 
     def _reporting(self) -> Reporting:
         config = self._config
@@ -534,36 +536,40 @@ class Epoch:
 
 
 def _count(figures: Figures, job: Job) -> None:
-    if isinstance(job, SetJob) and job.mode is Mode.ROWS:
+    """Add a job that the target has just acknowledged: once for each target transaction, nothing for a change."""
+    counts, times, stages, mode = job.counts, job.times, figures.stages, job.mode
+    if isinstance(job, SetJob) and mode is Mode.ROWS:
         figures.transactions[Mode.ROWS] += job.n_in_order
-        figures.transactions[Mode.SET] += job.counts.n_transactions - job.n_in_order
+        figures.transactions[Mode.SET] += counts.n_transactions - job.n_in_order
     else:
-        figures.transactions[job.mode] += job.counts.n_transactions
-    figures.batches[job.mode] += 1
-    figures.commands[CommandOutcome.APPLIED] += len(job.counts.commands)
-    figures.commands[CommandOutcome.LEFT_OUT] += job.counts.n_left_out
-    figures.change_bytes += job.counts.size_bytes
-    figures.batch_transactions.observe(job.counts.n_transactions)
-    figures.batch_changes.observe(job.counts.n_changes)
-    figures.batch_bytes.observe(job.counts.size_bytes)
-    times, stages = job.times, figures.stages
-    figures.batch_seconds.observe(max(0.0, times.committed_s - times.received_s))
+        figures.transactions[mode] += counts.n_transactions
+    figures.batches[mode] += 1
+    figures.commands[CommandOutcome.APPLIED] += len(counts.commands)
+    figures.commands[CommandOutcome.LEFT_OUT] += counts.n_left_out
+    figures.change_bytes += counts.size_bytes
+    seconds = max(0.0, times.committed_s - times.received_s)
+    observed = (counts.n_transactions, counts.n_changes, counts.size_bytes, seconds)
+    for histogram, value in zip(figures.of_batches, observed, strict=True):
+        histogram.counts[bisect_left(histogram.metric.buckets, value)] += 1
+        histogram.sum += value
     stages.queued_s += times.queued_s
     stages.dependency_s += times.wait_dependency_s
     stages.execute_s += times.execute_s
     stages.turn_s += times.wait_turn_s
     stages.commit_s += times.commit_s
-    for name, rows in job.counts.rows.items():
-        table = figures.table(name)
+    for name, rows in counts.rows.items():
+        table = figures.tables[name]
+        if name in figures.tables:
+            figures.changed[name] = None
         table.transactions += 1
-        counts = table.rows
-        counts.insert += rows.insert
-        counts.update += rows.update
-        counts.delete += rows.delete
-        counts.truncate += rows.truncate
+        table.rows.insert += rows.insert
+        table.rows.update += rows.update
+        table.rows.delete += rows.delete
+        table.rows.truncate += rows.truncate
     wait = job.waited_for
     if wait is not None:
-        table = figures.table(wait.table) if wait.table else figures.barriers
+        # A table with rows above: it is among the changed.
+        table = figures.tables[wait.table] if wait.table else figures.barriers
         table.waits[wait.kind] += 1
         table.wait_s[wait.kind] += times.wait_dependency_s
     if job.attempts > 1:

@@ -31,37 +31,37 @@ class Rest:
     def __init__(self) -> None:
         """Start without rest, until `allow`."""
         self._may_be: Callable[[], bool] = lambda: False
-        self._stirred_s = time.monotonic()
+        #: True if looks may be far apart now; `look` begins it. Read by all on the way of a transaction without a call.
+        self.is_on = False
+        #: When something last came in the stream, by the monotonic clock, or called. Written by intake.
+        self.stirred_s = time.monotonic()
         #: Each wakes a task that rests.
         self._asleep: set[Callable[[], None]] = set()
-        self._is_told = False
         self._log = get_logger()
 
     def allow(self, may_be: Callable[[], bool]) -> None:
         """Rest from now on, whenever it has been quiet and a function says that nothing is open."""
         self._may_be = may_be
 
-    @property
-    def is_on(self) -> bool:
-        """Return whether looks may be far apart now."""
-        return time.monotonic() - self._stirred_s >= QUIET_S and self._may_be()
-
     def look(self) -> None:
-        """End the rest if something is open by now that came neither in the stream nor by a call."""
-        is_on = self.is_on
-        if is_on and not self._is_told:
+        """Begin the rest where that may be; end it if something is open that came neither in the stream nor by a call.
+
+        The monitor calls it in each of its rounds.
+        """
+        may_be = time.monotonic() - self.stirred_s >= QUIET_S and self._may_be()
+        if may_be and not self.is_on:
+            self.is_on = True
             self._log.debug("rest_begun")
-        elif not is_on and self._asleep:
+        elif self.is_on and not may_be:
             self.end()
-        self._is_told = is_on
 
     def end(self) -> None:
         """Have all look now, and as often as usual for some time."""
-        self._stirred_s = time.monotonic()
-        if self._asleep:
-            asleep, self._asleep = self._asleep, set()
-            for wake in asleep:
-                wake()
+        self.is_on = False
+        self.stirred_s = time.monotonic()
+        asleep, self._asleep = self._asleep, set()
+        for wake in asleep:
+            wake()
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:

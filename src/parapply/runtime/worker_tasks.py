@@ -128,7 +128,7 @@ class WorkerTasks:
                 await end_tasks([self._opening])
 
     async def _wait(self) -> None:
-        scaling, is_idle = self._scaling, self._pool.flight.state.is_idle
+        scaling, is_idle = self._scaling, not self._pool.flight.state.jobs
         self._news.clear()
         if self._has_failed() or any(worker.session.pipeline.lost.done() for worker in self.workers):
             return

@@ -78,6 +78,8 @@ class CatchUpStream:
         self._ranges_end_lsn = 0
         #: See `ReplicationStream`.
         self.keepalive: Keepalive | None = None
+        #: True if the last `drain` took everything that had come, and nothing of a range has come since.
+        self.is_drained = True
         #: True if commits on the publisher wait for what is reported. Written by the monitor; read by progress.
         self.is_synchronous = False
         #: How the slot is read now, and why so; for people.
@@ -102,11 +104,6 @@ class CatchUpStream:
     def reading_of(self, end_lsn: int) -> Reading:
         """Return how the transaction was read that ends at an LSN."""
         return Reading.RANGES if self.reading is Reading.RANGES or end_lsn <= self._ranges_end_lsn else Reading.STREAM
-
-    @property
-    def is_drained(self) -> bool:
-        """Return whether the last `drain` took everything that had come."""
-        return self._stream.is_drained if self._is_at_stream else not self._order.holds
 
     @property
     def gathers(self) -> bool:
@@ -337,6 +334,8 @@ class CatchUpStream:
     def _ring(self) -> None:
         """Report what can be drained, and have the readers look."""
         self._has_changed.set()
+        if self._order.holds:
+            self.is_drained = False
         if self._order.holds and not self._is_ringing and not self._is_closed:
             self._is_ringing = True
             self._ringer.send(b"\0")
@@ -380,6 +379,7 @@ class CatchUpStream:
         """Return the data frames at hand, at most about `limit_bytes`; errors as of `ReplicationStream.drain`."""
         if self._is_at_stream:
             frames = self._stream.drain(limit_bytes)
+            self.is_drained = self._stream.is_drained
             if self._stream.keepalive is not None:
                 self.keepalive, self._stream.keepalive = self._stream.keepalive, None
             return frames
@@ -390,6 +390,7 @@ class CatchUpStream:
             self.keepalive = end
         self._has_changed.set()
         if not self._order.holds:
+            self.is_drained = True
             self._is_ringing = False
             self._is_at_stream = self._is_streaming
             self._bell.recv(1)

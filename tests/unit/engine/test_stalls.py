@@ -27,6 +27,7 @@ def _stalls(n_jobs: int, *, is_relaxed: bool = False) -> tuple[Stalls, EngineSta
     state = EngineState(0, 0.0, is_relaxed=is_relaxed)
     for seq in range(1, n_jobs + 1):
         state.jobs[seq] = SetJob(Batch(seq), {})
+    state.head = state.jobs[1]
     workers = [_worker(seq, job) for seq, job in state.jobs.items()]
     return Stalls(Flight(state), _CHECK_S), state, workers
 

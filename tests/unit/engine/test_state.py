@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from parapply.engine.job import SetJob
 from parapply.engine.state import EngineState
 from parapply.limits import BLOCKED_S
-from parapply.plan.batch import Batch
-
-
-def test_the_head_is_the_first_that_has_not_committed() -> None:
-    """Jobs are kept in source order."""
-    state = EngineState(0, 0.0)
-    assert (state.is_idle, state.head) == (True, None)
-    state.jobs = {seq: SetJob(Batch(seq), {}) for seq in (4, 5)}
-    assert state.head is state.jobs[4]
 
 
 def test_a_wait_is_a_reason_once_it_is_long() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parapply.engine.state import Watermark, covers
+from parapply.engine.state import Watermark
 
 
 class Naive:
@@ -98,20 +98,3 @@ def test_batches_open_in_source_order_and_close_once() -> None:
     with pytest.raises(AssertionError):
         watermark.close(30)
     assert (watermark.low_lsn, watermark.high_lsn) == (10, 30)
-
-
-@pytest.mark.parametrize(
-    ("low_lsn", "lsn", "is_covered"),
-    [
-        (0x1A8, 0x1A7, True),
-        (0x1A8, 0x1A8, True),
-        (0x2000, 0x2018, True),  # after the header of a page
-        (0x2000, 0x2019, False),
-        (0x100000, 0x100028, True),  # after the longer one of a segment
-        (0x100000, 0x100029, False),
-        (0x2000, 0x2028, False),  # where the smallest commit would end if no page began
-    ],
-)
-def test_nothing_ends_inside_a_header(low_lsn: int, lsn: int, *, is_covered: bool) -> None:
-    """An idle publisher's insert position may lie after a header that is not written; no commit ends before it."""
-    assert covers(low_lsn, lsn) is is_covered

@@ -1,13 +1,48 @@
-"""How an epoch ends."""
+"""How an epoch counts, and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from parapply.applylog_schema import RowCounts
+from parapply.engine.job import SetJob
 from parapply.errors import SourceLost
-from parapply.runtime.epoch import Epoch
+from parapply.metrics.figures import Figures, TableFigures
+from parapply.metrics.table import OTHER_TABLES, TABLES_LIMIT
+from parapply.plan.batch import Batch
+from parapply.runtime.epoch import Epoch, _count
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_bound_belongs_to_its_bucket(number: int) -> None:
+    """A value equal to a bound counts there (le: less or equal), one above all bounds in +Inf."""
+    figures = Figures()
+    histogram = figures.of_batches[number]
+    bounds = histogram.metric.buckets
+    values = [*bounds, math.nextafter(bounds[-1], math.inf)]
+    for value in values:
+        job = SetJob(Batch(1), {})
+        job.counts.n_transactions, job.counts.n_changes, job.counts.size_bytes = [value] * 3  # type: ignore[assignment]
+        job.times.committed_s = value
+        _count(figures, job)
+    assert histogram.counts == [1] * len(values)
+    assert histogram.sum == sum(values)
+
+
+def test_a_table_with_rows_has_changed_if_it_has_figures_of_its_own() -> None:
+    """Those that came too late are not among the tables whose counts are written for people."""
+    figures = Figures()
+    figures.tables.update({f"s.t{number}": TableFigures() for number in range(TABLES_LIMIT - 1)})
+    job = SetJob(Batch(1), {})
+    job.counts.rows = {name: RowCounts(insert=2) for name in ("s.t7", "s.last", "s.late")}
+    _count(figures, job)
+    assert figures.take_changed(TABLES_LIMIT) == ["s.t7", "s.last"]
+    assert figures.tables[OTHER_TABLES].rows.insert == 2
 
 
 async def test_the_reader_ends_before_its_connection_is_closed() -> None:

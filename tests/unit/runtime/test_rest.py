@@ -21,35 +21,34 @@ def _is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def _resting() -> Rest:
     rest = Rest()
     rest.allow(lambda: True)
+    rest.look()
     return rest
 
 
 async def test_rest_needs_quiet_and_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before it is allowed, nor while anything is open, nor soon after something came."""
     rest = Rest()
-    assert not rest.is_on
-    rest.allow(lambda: True)
-    assert rest.is_on
-    rest.allow(lambda: False)
-    assert not rest.is_on
-    monkeypatch.setattr(module, "QUIET_S", _NEVER_S)
-    rest.allow(lambda: True)
-    assert not rest.is_on
+    for may_be, quiet_s, is_on in ((None, 0.0, False), (True, 0.0, True), (False, 0.0, False), (True, _NEVER_S, False)):
+        monkeypatch.setattr(module, "QUIET_S", quiet_s)
+        if may_be is not None:
+            rest.allow(lambda may_be=may_be: may_be)  # type: ignore[misc]
+        rest.look()
+        assert rest.is_on is is_on
 
 
 async def test_the_end_wakes_every_task() -> None:
     """A wait that a second event also ends; a wait that began without rest goes on."""
-    rest = _resting()
-    news = asyncio.Event()
-    asleep = [asyncio.create_task(one) for one in (rest.sleep(0.0), rest.sleep(0.0, _NEVER_S, until=news))]
-    rest.allow(lambda: False)
+    rest = Rest()
     usual = asyncio.create_task(rest.sleep(_NEVER_S))
     await asyncio.sleep(0)
     rest.allow(lambda: True)
-    resting = asyncio.create_task(rest.sleep(0.0, _NEVER_S))
+    rest.look()
+    news = asyncio.Event()
+    asleep = [asyncio.create_task(one) for one in (rest.sleep(0.0), rest.sleep(0.0, _NEVER_S, until=news))]
     await asyncio.sleep(0)
     rest.end()
-    await asyncio.wait_for(asyncio.gather(*asleep, resting), 5)
+    await asyncio.wait_for(asyncio.gather(*asleep), 5)
+    assert not rest.is_on
     assert not usual.done()
     await end_tasks([usual])
 

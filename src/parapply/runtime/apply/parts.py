@@ -432,7 +432,7 @@ class _Each:
         self._made: list[list[Command]] = []
 
     def __iter__(self) -> Iterator[tuple[Transaction, list[Command]]]:
-        if failpoints.is_armed(failpoints.DML_SENT, failpoints.BEFORE_COMMIT):
+        if failpoints.armed in (failpoints.DML_SENT, failpoints.BEFORE_COMMIT):
             return  # no such place is passed here
         for number, transaction in enumerate(self._transactions):
             if number and transaction.relations:

@@ -137,7 +137,7 @@ class SetCommands:
         return (
             self._may_commit
             and all(command.prepared.is_set for command in commands)
-            and not failpoints.is_armed(failpoints.DML_SENT, failpoints.BEFORE_COMMIT)
+            and failpoints.armed not in (failpoints.DML_SENT, failpoints.BEFORE_COMMIT)
         )
 
     def why_failed(self, failure: StatementFailed) -> str:

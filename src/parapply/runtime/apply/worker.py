@@ -88,7 +88,8 @@ class Worker:
                 self.batches += 1
                 self.transactions += job.counts.n_transactions
                 self.changes += job.counts.n_changes
-                self._kit.tables.count_applied(job.batch)
+                if self._kit.tables.trust:
+                    self._kit.tables.count_applied(job.batch)
                 self._pool.committed(job, self._clock())
 
     async def _apply(self, job: Job) -> bool:
@@ -117,7 +118,7 @@ class Worker:
         except TargetRefused:
             # Changes before the refused one are applied first, at the head, where the refusal is raised again.
             return await self._parts.apply(job, RetryReason.REFUSED)
-        while not self._skips.hits(job.batch):
+        while not (self._skips.ends and self._skips.hits(job.batch)):
             is_head = self._pool.flight.state.head is job
             try:
                 turn = await self._attempt(job, sets)
@@ -136,8 +137,8 @@ class Worker:
     async def _attempt(self, job: SetJob, sets: SetCommands) -> CommitTurn:
         """Execute, wait for the turn and commit; or roll back and return the other answer of the pool."""
         target, times = self._target, job.times
-        record = target.record_of(job)
         has_turn = self._pool.flight.turns.may_commit(job)
+        record = target.record_of(job)
         if has_turn and sets.fit_one_flight:
             target.show(WorkerState.COMMITTING)
             is_timed = self._kit.rules.times_commits and job.batch.seq % _TIMED_EACH == 0
@@ -151,7 +152,7 @@ class Worker:
         times.executed_s = self._clock()
         target.show(WorkerState.WAITING)
         turn = await self._pool.turn(job)
-        if turn is CommitTurn.COMMIT and self._skips.hits(job.batch):
+        if turn is CommitTurn.COMMIT and self._skips.ends and self._skips.hits(job.batch):
             turn = CommitTurn.YIELD  # the operator has asked since
         if turn is not CommitTurn.COMMIT:
             await self.session.rollback()

@@ -74,5 +74,5 @@ class CatchUpWatch:
             batcher.received_lsn,
             may_be_left=stream.reason in PASSING,
             is_paused=reader.is_paused,
-            begun=(bool(self._streams), batcher.is_inside_large, reader.is_inside_transaction),
+            begun=(bool(self._streams), batcher.large is not None, reader.is_inside_transaction),
         )

@@ -106,7 +106,7 @@ class Progress:
     def _seen(self, rest_s: float) -> Stream:
         batcher = self._batcher
         is_synchronous = self._stream.is_synchronous
-        return Stream(batcher.received_lsn, batcher.holds_nothing, batcher.is_inside_large, is_synchronous, rest_s)
+        return Stream(batcher.received_lsn, batcher.holds_nothing, batcher.large is not None, is_synchronous, rest_s)
 
     @property
     def is_at_rest(self) -> bool:
@@ -159,8 +159,8 @@ class Progress:
         self._wake.set()
 
     def received(self) -> None:
-        """Note that everything received is in the batcher's hands."""
-        if self._stream.is_synchronous and self._batcher.received_lsn > self._reported_received_lsn:
+        """Note that everything received is in the batcher's hands, while commits on the publisher wait for reports."""
+        if self._batcher.received_lsn > self._reported_received_lsn:
             self._news.set()
 
     def committed(self, job: Job) -> None:
@@ -218,9 +218,11 @@ class Progress:
 
     def _made_durable(self, low_lsn: int) -> None:
         if self._durability.made_durable(low_lsn):
-            failpoints.probe(failpoints.ADVANCED)
+            if failpoints.armed:
+                failpoints.probe(failpoints.ADVANCED)
             self.report()
-            failpoints.probe(failpoints.FEEDBACK_SENT)
+            if failpoints.armed:
+                failpoints.probe(failpoints.FEEDBACK_SENT)
 
     def report(self, *, is_asking: bool = False) -> None:
         """Report to the publisher the position up to which all is durable; raise SourceLost if the stream ended."""

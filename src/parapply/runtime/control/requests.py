@@ -187,7 +187,7 @@ class Requests:
 
         Do so only when everything taken before is committed, because it may hold such changes.
         """
-        if not self._has_news() or self._batcher.is_inside_large:
+        if not self._has_news() or self._batcher.large is not None:
             return
         if self._unseen_from_lsn is None or self._engine.watermark.low_lsn < self._unseen_from_lsn:
             return
@@ -289,7 +289,7 @@ class Requests:
     def _stands_at(self, lsn: int) -> bool:
         batcher = self._batcher
         has_come = self._admission.hold.is_reached or (not batcher.is_taking and batcher.received_lsn >= lsn)
-        return has_come and self._engine.is_idle and batcher.is_empty and not batcher.is_inside_large
+        return has_come and not self._engine.jobs and batcher.is_empty and batcher.large is None
 
     async def _sleep(self) -> None:
         self.moved.clear()

@@ -79,7 +79,8 @@ class Batcher:
         self._open: SetJob | None = None
         #: Transactions without code on the target since the last one with code.
         self._n_between = 0
-        self._large: LargeJob | None = None
+        #: The large transaction that has begun and not come whole. Read by progress, requests and the epoch.
+        self.large: LargeJob | None = None
         #: Made when a batch needs it: copied at every announcement, thousands of tables would take seconds.
         self._plans_now: dict[int, TablePlan] | None = None
         self._closing = Closing(pool.flight, linger_s=config.linger_s)
@@ -119,14 +120,9 @@ class Batcher:
         return self._open.batch.size_bytes if self._open else 0
 
     @property
-    def is_inside_large(self) -> bool:
-        """Return whether a large transaction was begun that has not been received whole."""
-        return self._large is not None
-
-    @property
     def holds_nothing(self) -> bool:
         """Return whether every byte read is in the worker pool's hands or has passed through it."""
-        return self._open is None and self._large is None and not self.reader.is_inside_transaction
+        return self._open is None and self.large is None and not self.reader.is_inside_transaction
 
     @property
     def oldest_commit_time_us(self) -> int | None:
@@ -156,9 +152,7 @@ class Batcher:
         Raises:
             ProtocolError: a change cannot be read.
         """
-        job = self._open
-        if job is None:
-            job = self._open = SetJob(self.new_batch(), self.plans_now)
+        job = self._open or self._begin()
         try:
             at = job.batch.add_run(transactions, at, self.tables.plans, self._limits)
         except ParapplyError:
@@ -172,6 +166,11 @@ class Batcher:
         if job.batch.is_full(self._limits):
             self._close()
         return at
+
+    def _begin(self) -> SetJob:
+        plans_before = self.plans_now
+        self._open = SetJob(self.new_batch(), plans_before)
+        return self._open
 
     def add_whole(self, transaction: Transaction) -> None:
         """Add one whole transaction, to another batch if it is not for the open one.
@@ -207,9 +206,7 @@ class Batcher:
         return not is_in_serial or (self._n_between <= _BETWEEN and len(transaction.changes) <= _BETWEEN)
 
     def _add(self, transaction: Transaction) -> SetJob:
-        job = self._open
-        if job is None:
-            job = self._open = SetJob(self.new_batch(), self.plans_now)
+        job = self._open or self._begin()
         try:
             job.batch.add(transaction, self.tables.plans)
         except ParapplyError:
@@ -233,14 +230,14 @@ class Batcher:
         """
         if piece.is_first:
             self.close_open()
-            job = self._large = LargeJob(self.new_batch(), self.plans_now, asyncio.Queue(_PIECES), piece.commit_lsn)
+            job = self.large = LargeJob(self.new_batch(), self.plans_now, asyncio.Queue(_PIECES), piece.commit_lsn)
             job.times.received_s = self.reader.heard_s
             job.batch.is_barrier = True
             job.batch.first_commit_time_us = job.batch.commit_time_us = piece.commit_time_us
             self.pool.submit(job, self._clock())
             self._note_alone(job, piece)
-        assert self._large is not None, "the pieces of a transaction come one after the other"
-        job = self._large
+        assert self.large is not None, "the pieces of a transaction come one after the other"
+        job = self.large
         if commands is None:
             self.announce(piece.relations)
         else:
@@ -257,7 +254,7 @@ class Batcher:
             self.pool.flight.ended(job)
             await job.pieces.put(None)
             # Cleared only now, because until the worker can know of the end, a drain must not wait for it.
-            self._large = None
+            self.large = None
 
     def received(self, transaction: Transaction) -> None:
         """Record the position of the stream, and how late it is."""
@@ -311,8 +308,8 @@ class Batcher:
             self._close_after(self._closing.waited(self._open.batch, self._clock()))
 
     def _disarm(self) -> None:
-        self._closing.closed()
         if self._timer is not None:
+            self._closing.closed()
             self._timer.cancel()
             self._timer = None
 
@@ -346,20 +343,21 @@ class Batcher:
         assert job is not None
         self._open = None
         job.batch.close()
-        job.batch.is_fence = self.tables.take_changed()
+        job.batch.is_fence, self.tables.has_changed = self.tables.has_changed, False
         job.counts.count_batch(job.batch)
         if self.throttle is not None:
             self.throttle.take(job.batch.n_changes)
         self.pool.submit(job, self._clock())
-        self._note(job, len(job.batch.transactions))
+        if self._notes_transactions:
+            self._note(job, len(job.batch.transactions))
 
     def _note(self, job: Job, n_transactions: int) -> None:
-        if self._notes_transactions:
-            job.first_transaction = self._n_transactions + 1
-            self._n_transactions += n_transactions
+        job.first_transaction = self._n_transactions + 1
+        self._n_transactions += n_transactions
 
     def _note_alone(self, job: Job, event: Transaction) -> None:
-        self._note(job, 1)
+        if self._notes_transactions:
+            self._note(job, 1)
         job.alone = Alone(event.xid, event.commit_lsn, event.commit_time_us)
 
 

@@ -138,7 +138,7 @@ class CommandTransactions:
         """
         self._reader.stop()
         with self._reader.waiting("commands of the publisher"):
-            while not self._pool.flight.state.is_idle:
+            while self._pool.flight.state.jobs:
                 self.moved.clear()
                 await self.moved.wait()
             if self._is_outdated:

@@ -31,7 +31,7 @@ class Reports(Protocol):
         """Take a keep-alive, after everything before it was taken."""
 
     def received(self) -> None:
-        """Note that everything of a read is in the batcher's hands."""
+        """Note that everything of a read is in the batcher's hands, while commits on the publisher wait for reports."""
 
     def ends_at(self, received_lsn: int) -> None:
         """Take the end of all before the first transaction that never enters.
@@ -86,13 +86,15 @@ class Intake:
             ProtocolError: the stream cannot be read.
             TargetRefused, TargetLost: a published table cannot be applied.
         """
-        reader, batcher = self._reader, self._batcher
+        reader, batcher, rest = self._reader, self._batcher, self._pool.rest
         reader.start(self._may_take_alone, self._take_alone)
         try:
             while True:
                 transactions = await reader.read()
                 if transactions or reader.is_inside_transaction or reader.stream.has_gap:
-                    self._pool.rest.end()
+                    rest.stirred_s = reader.heard_s
+                    if rest.is_on:
+                        rest.end()
                 batcher.is_taking = True
                 await self._take_due(transactions)
                 # A change may be a gigabyte, and the next read may come late.
@@ -104,9 +106,10 @@ class Intake:
                 keepalive = reader.take_keepalive()
                 if keepalive is not None:
                     self._take_keepalive(keepalive)
-                self._reports.received()
+                if reader.stream.is_synchronous:
+                    self._reports.received()
                 await self._wait_for_room()
-                if reader.is_drained and (pause_s := batcher.pause_s):
+                if reader.stream.is_drained and (pause_s := batcher.pause_s):
                     await reader.pause(pause_s)
         finally:
             reader.end()
@@ -119,17 +122,18 @@ class Intake:
         self._reports.keepalive(keepalive)
 
     def _may_take_alone(self) -> bool:
-        return self._batcher.holds_nothing and self._engine.is_idle
+        return self._batcher.holds_nothing and not self._engine.jobs
 
     def _take_alone(self, keepalive: Keepalive) -> None:
         self._take_keepalive(keepalive)
-        self._reports.received()
+        if self._reader.stream.is_synchronous:
+            self._reports.received()
 
     def worker_changed(self) -> None:
         """Note that a worker is idle or a batch has committed; called by the worker pool."""
         self._has_room.set()
         self._commands.moved.set()
-        if self._pool.flight.state.is_idle:
+        if not self._pool.flight.state.jobs:
             self._reader.end_pause()
         self._batcher.close_if_due()
 

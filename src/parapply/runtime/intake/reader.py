@@ -48,6 +48,8 @@ class SlotReader:
         #: When bytes last came, or reading went on. Read by the batcher, by progress, which treats a silent publisher
         #: as gone, and by the watchdog.
         self.heard_s = self._clock()
+        #: True if a transaction was begun that has not been read whole.
+        self.is_inside_transaction = False
         #: True while reading is paused: memory or the queue is full, or intake is busy. Read by progress and gauges.
         self.is_paused = False
         self._may_take: Callable[[], bool] = lambda: False
@@ -90,16 +92,6 @@ class SlotReader:
         return self._assembler.queue
 
     @property
-    def is_inside_transaction(self) -> bool:
-        """Return whether a transaction was begun that has not been read whole."""
-        return self._assembler.is_open
-
-    @property
-    def is_drained(self) -> bool:
-        """Return whether the last read took everything that had come."""
-        return self.stream.is_drained
-
-    @property
     def has_more(self) -> bool:
         """Return whether changes have come that were not read yet."""
         return not self.stream.is_drained or self.stream.waiting_bytes > _KEEPALIVES_BYTES
@@ -125,6 +117,7 @@ class SlotReader:
         self._readable.clear()
         # No name for the frames: it would keep the last of them, and one may be a gigabyte.
         transactions = self._assembler.push(self._drained())
+        self.is_inside_transaction = self._assembler.is_open
         if self._omission is not None:
             self._omission.cut(transactions)
         self.heard_s = self._clock()

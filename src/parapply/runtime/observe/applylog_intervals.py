@@ -118,7 +118,7 @@ class Intervals:
         )
         # Not the watermark, because keep-alives also move it.
         applied, self._applied = self._applied, sum([worker.transactions for worker in self._workers])
-        had_work = not self._engine.is_idle or applied != self._applied or throttled_s > 0
+        had_work = bool(self._engine.jobs) or applied != self._applied or throttled_s > 0
         behind_bytes = max(0, (self._engine.source_lsn or 0) - self._batcher.received_lsn)
         self._figures.throttled_s += throttled_s
         state = limiting.state_of(self._flight, self._workers)

@@ -79,13 +79,13 @@ def signs_of(parts: Parts) -> list[Heartbeat]:
 
 def _intake(batcher: Batcher, engine: EngineState) -> Heartbeat:
     # With the queue full, intake waits for the workers, which have a separate heartbeat.
-    waits_for = batcher.reader.waits_for or ("" if engine.is_idle else "the workers")
+    waits_for = batcher.reader.waits_for or ("the workers" if engine.jobs else "")
     return Heartbeat("intake", (batcher.reader.heard_s, batcher.taken_lsn), waits_for)
 
 
 def _pool(engine: EngineState, workers: Sequence[Worker], *, has_trouble: bool) -> Heartbeat:
     moved = (engine.watermark.low_lsn, len(engine.jobs), engine.held_bytes, *(worker.since_s for worker in workers))
-    if engine.is_idle:
+    if not engine.jobs:
         return Heartbeat("workers", moved, "work")
     is_at_target = any(worker.state in AT_WORK for worker in workers)
     return Heartbeat("workers", moved, "the target" if is_at_target else "a repair" if has_trouble else "")

@@ -97,7 +97,7 @@ def endpoint_of_fleet(slots: Callable[[], Sequence[FleetSlot]]) -> Endpoint:
 def _measured(view: SlotView) -> SlotFigures:
     state, _ = view.health.state
     values = view.figures.values() | view.gauges.values(state, is_ready=view.health.is_ready)
-    return SlotFigures(view.slot, values, view.figures.histograms())
+    return SlotFigures(view.slot, values, view.figures.of_batches)
 
 
 def _probe(path: str, report: dict[str, Any]) -> Answer | None:

@@ -28,7 +28,7 @@ class PoolListener(Protocol):
         """Take notice that a worker became idle, a batch committed, or a piece was applied."""
 
     def batch_committed(self, job: Job) -> None:
-        """Take a job that has just committed; `pool_changed` follows."""
+        """Take a job that has just committed, which is also a change as above."""
 
 
 class WorkerPool:
@@ -75,7 +75,8 @@ class WorkerPool:
 
     def submit(self, job: Job, now_s: float) -> None:
         """Take a closed batch, later than all before it."""
-        failpoints.probe(failpoints.BATCH_READY)
+        if failpoints.armed:
+            failpoints.probe(failpoints.BATCH_READY)
         self._perform(self.flight.submit(job, now_s))
 
     def release(self, n_workers: int) -> None:
@@ -99,8 +100,8 @@ class WorkerPool:
         try:
             return await answer
         finally:
-            self._questions.pop(asker, None)
-            self.flight.withdraw(asker)
+            if self._questions.pop(asker, None) is not None:
+                self.flight.withdraw(asker)
 
     async def turn(self, job: Job) -> CommitTurn:
         """Wait until a job may commit, or must yield to an earlier one; a yield is answered once."""
@@ -162,7 +163,6 @@ class WorkerPool:
         self._perform(self.flight.committed(job, now_s))
         if self._listener is not None:
             self._listener.batch_committed(job)
-        self.changed()
 
 
 def give_way(job: StreamJob) -> None:

@@ -93,8 +93,11 @@ class TablePlans:
         self._serial: set[Relation] = set()
         #: Fingerprint that a plan was made with, where it is known; the watch takes it from here.
         self._fingerprints: dict[Relation, tuple[int, str]] = {}
-        self._trust: dict[tuple[str, str], Downgrades] = {}
-        self._has_changed = False
+        #: Records of the tables whose batches had to be repeated; nearly always empty, and then nothing is counted.
+        self.trust: dict[tuple[str, str], Downgrades] = {}
+        #: True if a plan has changed since the batcher last cleared it: later batches must not run alongside earlier
+        #: ones. The facts of two plans cannot be compared, because an index may be in one of them only.
+        self.has_changed = False
         #: Set when a batch failed in a way that a change of the tables may explain; the watch then checks at once.
         self.is_in_doubt = asyncio.Event()
         self._to_show: set[Relation] = set()
@@ -113,14 +116,6 @@ class TablePlans:
         """Return whether intake reads changes of a relation by the plan of just this announcement."""
         current = self.plans.current.get(relation.oid)
         return current is not None and current.relation == relation and relation not in self.plans.refused
-
-    def take_changed(self) -> bool:
-        """Return whether a plan has changed since the last call: later batches must not run alongside earlier ones.
-
-        The facts of two plans cannot be compared, because an index may be in one of them only.
-        """
-        has_changed, self._has_changed = self._has_changed, False
-        return has_changed
 
     async def resolve(self, relations: Iterable[Relation]) -> None:
         """Find the target table of each announced relation.
@@ -243,7 +238,7 @@ class TablePlans:
         if self._planned.get(relation) == plan:
             return
         names: set[tuple[str, str] | int] = {relation.oid, relation.full_name}
-        self._has_changed = self._has_changed or not names.isdisjoint(self._names)
+        self.has_changed = self.has_changed or not names.isdisjoint(self._names)
         self._names |= names
         self._oids.setdefault(relation.full_name, set()).add(relation.oid)
         self._planned[relation] = plan
@@ -252,7 +247,7 @@ class TablePlans:
 
     def _enforce(self, relation: Relation) -> None:
         """Put a plan in force, downgraded if its table is not trusted."""
-        trust = self._trust.get(relation.full_name)
+        trust = self.trust.get(relation.full_name)
         plan = _trusted(self._planned[relation], trust) if trust else self._planned[relation]
         self.plans.known[relation] = plan
         if plan.lane is Lane.SERIAL:
@@ -438,7 +433,7 @@ class TablePlans:
             was_predictable: it was known beforehand that no set is exact, which says nothing against prediction.
         """
         for relation in set(relations):
-            self._trust.setdefault(relation.full_name, Downgrades()).retries += 1
+            self.trust.setdefault(relation.full_name, Downgrades()).retries += 1
             if not was_predictable:
                 self.is_in_doubt.set()
         self._to_show.update(relations)
@@ -451,16 +446,14 @@ class TablePlans:
             level: at which it would not have failed.
         """
         for relation in set(relations):
-            trust = self._trust.setdefault(relation.full_name, Downgrades())
+            trust = self.trust.setdefault(relation.full_name, Downgrades())
             if trust.failed(level):
                 self._trust_changed(relation, trust)
 
     def count_applied(self, batch: Batch) -> None:
         """Count a batch that has committed: after a while a table that failed is tried again."""
-        if not self._trust:
-            return
         for relation in {changes.plan.relation for changes in batch.table_changes}:
-            trust = self._trust.get(relation.full_name)
+            trust = self.trust.get(relation.full_name)
             if trust is not None and trust.applied():
                 self._trust_changed(relation, trust)
 
@@ -486,7 +479,7 @@ class TablePlans:
 
     def _row(self, plan: TablePlan) -> TableRow:
         relation = plan.relation
-        trust = self._trust.get(relation.full_name)
+        trust = self.trust.get(relation.full_name)
         is_waiting, is_left_out = relation.full_name in self._waiting, relation.full_name in self._schema_only
         reason = (
             f"its changes are left out until `parapply refresh`; then: {plan.reason}" if is_waiting else plan.reason

@@ -220,7 +220,8 @@ class WorkerSession:
             StatementFailed: as both.
             TargetLost: as both: whether it committed is in doubt.
         """
-        failpoints.probe(failpoints.BEFORE_STATE)
+        if failpoints.armed:
+            failpoints.probe(failpoints.BEFORE_STATE)
         await self._commit_with([_BEGIN, self._first(record)], commands, is_commit_timed=is_commit_timed)
 
     async def execute_late_and_commit(self, commands: Sequence[Command]) -> None:
@@ -297,9 +298,8 @@ class WorkerSession:
     ) -> None:
         statements = [*first, *[self._checked(command) for command in commands], _COMMIT]
         try:
-            outcomes = await self._run(
-                statements, before=len(first), on_sent=_commit_sent, is_last_timed=is_commit_timed
-            )
+            on_sent = _commit_sent if failpoints.armed else do_nothing
+            outcomes = await self._run(statements, before=len(first), on_sent=on_sent, is_last_timed=is_commit_timed)
         except StatementFailed as failure:
             if failure.statement == len(commands):
                 failure.statement = -1
@@ -310,7 +310,8 @@ class WorkerSession:
                     f"another number of rows than {expected}", statement=failure.statement
                 ) from failure
             raise
-        failpoints.probe(failpoints.COMMITTED)
+        if failpoints.armed:
+            failpoints.probe(failpoints.COMMITTED)
         if outcomes[-1].tag != b"COMMIT":
             raise StatementFailed("the server rolled back instead of committing")
 

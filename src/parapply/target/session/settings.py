@@ -1,7 +1,7 @@
 """Session settings of every target session, and the checks a target must pass before it is used.
 
 In: a DSN or an open connection and plain strings. Out: SQL texts, a pinned connection, or one of our errors.
-Also the one place where errors of a psycopg connection to the target become ours (`target_errors`).
+Also the one place where errors of a psycopg connection to the target become ours (`target_error`).
 Must never read the configuration and never start a task.
 
 Source: PostgreSQL manual, "Server Configuration"; traps F26, F32, F37, T-34, T-44, T-62 to T-64, T-72.
@@ -12,11 +12,10 @@ from __future__ import annotations
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
-from weakref import WeakKeyDictionary
 
 import msgspec
 import psycopg
-from psycopg import conninfo, generators, pq, sql
+from psycopg import conninfo, sql
 
 from parapply.driver import Session, dsn_problem, lost_hint, parameters_of
 from parapply.errors import ConfigError, TargetLost, TargetRefused
@@ -25,15 +24,10 @@ from parapply.quoting import literal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from psycopg.pq.abc import PGresult
-
     from parapply.login import Login
 
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 Kind: TypeAlias = Literal["worker", "control"]
-
-#: Statements that `run_prepared` has prepared, by session.
-_prepared: WeakKeyDictionary[Connection, set[bytes]] = WeakKeyDictionary()
 
 #: Seconds to wait for a TCP connection to the target; libpq would wait for the kernel, which is minutes.
 CONNECT_TIMEOUT_S = 10
@@ -213,7 +207,7 @@ def target_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise _target_error(doing, error) from error
+        raise target_error(doing, error) from error
 
 
 #: Hints about a missing privilege: the first whose words are in the server's text.
@@ -237,7 +231,8 @@ _REFUSALS = {"25006": _READ_ONLY_HINT, "42P01": _SCHEMA_HINT, "3F000": _SCHEMA_H
 _SHORTAGES = {"53200": LOCKS_HINT}
 
 
-def _target_error(doing: str, error: psycopg.Error) -> ConfigError | TargetRefused | TargetLost:
+def target_error(doing: str, error: psycopg.Error) -> ConfigError | TargetRefused | TargetLost:
+    """Return the error of ours to raise, as `target_errors` does."""
     if problem := dsn_problem(error):
         return ConfigError(
             f"target.dsn: {problem}", hint="correct target.dsn, or the variable or service it comes from"
@@ -308,39 +303,6 @@ async def target_settings(conn: Connection) -> TargetSettings:
         (row,) = await rows(conn, _TARGET_SETTINGS)
     tracks_commits, lock_places = row
     return TargetSettings(tracks_commits, lock_places, conn.info.server_version >= SHARED_ORIGINS_SINCE)
-
-
-async def run_prepared(conn: Connection, name: bytes, query: sql.Composed, params: Sequence[bytes | None]) -> int:
-    """Do what `rows` does, for a statement that is run often, and return the number of rows.
-
-    Past psycopg's cursors, which take the leader twice as long as this.
-
-    Args:
-        conn: prepares it once.
-        name: of the statement, always the same.
-        query: with `$1` style parameters.
-        params: as text; None is NULL.
-    """
-    names = _prepared.setdefault(conn, set())
-    async with conn.lock:
-        if name not in names:
-            conn.pgconn.send_prepare(name, query.as_bytes(conn))
-            _check(await conn.wait(generators.execute(conn.pgconn)))
-            names.add(name)
-        conn.pgconn.send_query_prepared(name, params)
-        return _check(await conn.wait(generators.execute(conn.pgconn)))
-
-
-def _check(results: Sequence[PGresult]) -> int:
-    """Return the rows of the only result.
-
-    Raises:
-        psycopg.Error: it is an error.
-    """
-    (result,) = results
-    if result.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
-        raise psycopg.errors.error_from_result(result)
-    return result.ntuples
 
 
 def client_conninfo(dsn: str, application_name: str, *, kind: Kind = "control") -> str:

@@ -15,12 +15,14 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+import psycopg
 from psycopg import sql
 
 from parapply import failpoints
+from parapply.driver import run_prepared
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.model import POSTGRES_EPOCH_US, format_lsn, lsn_text, parse_lsn
-from parapply.target.session.settings import rows, run_prepared, target_errors
+from parapply.target.session.settings import rows, target_error, target_errors
 from parapply.target.state.display import (
     DaemonRow,
     TableRow,
@@ -333,15 +335,20 @@ async def advance(conn: Connection, schema: str, slot_id: int, progress: SlotPro
         *(progress.lag_s, progress.state, progress.reason, progress.reading, progress.shown_every_s),
     )
     params = [None if value is None else str(value).encode() for value in values]
-    with target_errors("advancing the watermark"):
-        if failpoints.is_armed(failpoints.PRUNING):
+    try:
+        if failpoints.armed == failpoints.PRUNING:
             async with conn.transaction():
                 n_found = await run_prepared(conn, b"parapply_advance", _advance_query(schema), params)
                 failpoints.probe(failpoints.PRUNING)
         else:
             n_found = await run_prepared(conn, b"parapply_advance", _advance_query(schema), params)
+    except psycopg.Error as error:
+        raise target_error(_ADVANCING, error) from error
     if not n_found:
         raise gone(slot_id)
+
+
+_ADVANCING: Final = "advancing the watermark"
 
 
 @cache
@@ -389,7 +396,7 @@ async def flush(conn: Connection, schema: str, slot_id: int, low_lsn: int, high_
         schema,
     )
     params = [b"%d" % slot_id, format_lsn(low_lsn).encode(), format_lsn(high_lsn).encode()]
-    with target_errors("advancing the watermark"):
+    with target_errors(_ADVANCING):
         n_found = await run_prepared(conn, b"parapply_flush", query, params)
     if not n_found:
         raise gone(slot_id)

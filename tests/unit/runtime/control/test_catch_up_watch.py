@@ -37,7 +37,7 @@ async def _looks(
     """Return whether the stream is left within a number of checks."""
     values: dict[str, Any] = {
         "reading": Reading.STREAM, "reason": CAUGHT_UP, "is_paused": False, "streams": [],
-        "is_inside_large": False, "is_inside_transaction": False,
+        "large": None, "is_inside_transaction": False,
         "source_lsn": 5000 + _LAG_BYTES, "received_lsn": 5000, **changed,
     }  # fmt: skip
     one: Any = SimpleNamespace(**values)
@@ -77,7 +77,7 @@ async def test_three_checks_behind_leave_the_stream(monkeypatch: pytest.MonkeyPa
         {"source_lsn": None},
         {"is_paused": True},
         {"streams": ["one"]},
-        {"is_inside_large": True},
+        {"large": "one"},
         {"is_inside_transaction": True},
         {"reason": IN_PROGRESS_WHOLE},
         {"reason": "source.catch_up is off"},

@@ -61,7 +61,7 @@ class _Lab:
         loop = asyncio.get_running_loop()
         self.reader: Any = SimpleNamespace(is_paused=False, heard_s=loop.time(), stream=self.stream)
         pool = SimpleNamespace(rest=Rest())
-        self.batcher: Any = SimpleNamespace(received_lsn=_AT_LSN, holds_nothing=True, is_inside_large=False, pool=pool)
+        self.batcher: Any = SimpleNamespace(received_lsn=_AT_LSN, holds_nothing=True, large=None, pool=pool)
         self.engine = EngineState(_AT_LSN, loop.time())
         self.engine.source_lsn = _SOURCE_LSN
         reporting = Reporting(
@@ -131,6 +131,7 @@ async def test_at_rest_a_position_is_taken_at_once_and_written_later(monkeypatch
     lab.engine.source_lsn = _AT_LSN
     rest = lab.batcher.pool.rest
     rest.allow(lambda: True)
+    rest.look()
     written: asyncio.Queue[SlotProgress] = asyncio.Queue()
 
     async def advance(_conn: object, _schema: str, _slot_id: int, progress: SlotProgress) -> None:
@@ -148,7 +149,6 @@ async def test_at_rest_a_position_is_taken_at_once_and_written_later(monkeypatch
         for _ in range(5):
             await asyncio.sleep(0)
         assert lab.progress.turns == turns
-        rest.allow(lambda: False)
         rest.end()
         row = await asyncio.wait_for(written.get(), 5)
         assert (row.low_lsn, row.shown_every_s) == (300, 1.0)
@@ -294,7 +294,6 @@ async def test_reports_wait_for_their_time_where_no_commit_waits(monkeypatch: py
         turns = lab.progress.turns
         for lsn in range(200, 300):
             lab.batcher.received_lsn = lsn
-            lab.progress.received()
             lab.commit(lsn)
             lab.progress._wake.set()
             await asyncio.sleep(0)

@@ -57,6 +57,7 @@ class _Stream:
     """Feeds frames as the socket would: all available ones are drained at once."""
 
     gathers = True
+    is_synchronous = False
     has_gap = False
     waiting_bytes = 0
 
@@ -103,12 +104,10 @@ class _Tables:
         #: As the table was announced before.
         self.is_announced = False
         self.is_in_doubt = asyncio.Event()
+        self.has_changed = False
 
     def is_in_force(self, _relation: object) -> bool:
         return self.is_announced
-
-    def take_changed(self) -> bool:
-        return False
 
     async def read_ahead(self, _relations: Sequence[object]) -> None:
         self.is_asked.set()
@@ -181,6 +180,7 @@ class _Lab:
         streams = StreamBuffers(Spill(None, 1 << 20), StreamLimits(1 << 20, 1 << 20, 1 << 20))
         #: Each keep-alive's LSN, and whether everything read was in the pool's hands then.
         self.keepalives: list[tuple[int, bool]] = []
+        self.n_received = 0
         self.intake = Intake(
             admits,
             SpecialTransactions(admits, commands, streams, piece_bytes=piece_bytes),
@@ -195,13 +195,13 @@ class _Lab:
         self.intake.worker_changed()
 
     def batch_committed(self, job: Job) -> None:
-        """Nothing is recorded."""
+        self.pool_changed()
 
     def keepalive(self, keepalive: Keepalive) -> None:
         self.keepalives.append((keepalive.end_lsn, self.batcher.holds_nothing))
 
     def received(self) -> None:
-        """Nothing is reported."""
+        self.n_received += 1
 
     def ends_at(self, received_lsn: int) -> None:
         """There is no end."""
@@ -277,6 +277,16 @@ async def test_without_a_backlog_each_transaction_leaves_alone_and_at_once() -> 
             job = await worker
             assert len(job.batch.transactions) == 1
             lab.commit(job)
+
+
+@pytest.mark.parametrize("is_synchronous", [False, True])
+async def test_what_came_is_reported_at_once_where_commits_wait_for_it(*, is_synchronous: bool) -> None:
+    """Otherwise reports have their own times."""
+    lab = _Lab()
+    lab.stream.is_synchronous = is_synchronous
+    async with lab.running():
+        await lab.read(*lab.transaction())
+        assert lab.n_received == int(is_synchronous)
 
 
 async def test_behind_a_batch_under_way_transactions_join_until_it_has_committed(
@@ -553,7 +563,7 @@ async def test_half_a_transaction_never_reaches_a_worker() -> None:
         lab.stream.feed(*lab.transaction(), *lab.transaction(good, malformed))
         with pytest.raises(ProtocolError):
             await task
-        assert lab.pool.flight.state.is_idle
+        assert not lab.pool.flight.state.jobs
 
 
 async def test_a_large_transaction_goes_to_one_worker_in_pieces() -> None:
@@ -567,14 +577,14 @@ async def test_a_large_transaction_goes_to_one_worker_in_pieces() -> None:
         job = await worker
         assert isinstance(job, LargeJob)
         assert job.batch.is_barrier
-        assert lab.batcher.is_inside_large
+        assert lab.batcher.large is not None
         lab.stream.feed(frames[-1])
         n_changes = 0
         while (piece := await job.pieces.get()) is not None:
             n_changes += len(piece.changes)
         assert n_changes == 100
         await settle()
-        assert not lab.batcher.is_inside_large
+        assert lab.batcher.large is None
         assert job.batch.end_lsn == lab.lsn + 0x30
 
 

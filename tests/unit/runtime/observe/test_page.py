@@ -48,8 +48,8 @@ def test_many_tables_are_cut() -> None:
     async def check() -> None:
         figures = Figures()
         for number in range(900):
-            figures.table(f"s.t{number}").rows.insert = number
-        waited = figures.table("s.<waited>")
+            figures.tables[f"s.t{number}"].rows.insert = number
+        waited = figures.tables["s.<waited>"]
         waited.waits[WaitKind.KEY] = 2
         waited.wait_s[WaitKind.KEY] = 3.0
         page, _ = await _page(figures, [0.0])

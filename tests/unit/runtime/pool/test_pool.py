@@ -69,7 +69,7 @@ class _Run:
                 self.pool.submit(job, 0.0)
                 self._check_submitted(job)
             async with asyncio.timeout(20):
-                while not self.pool.flight.state.is_idle:
+                while self.pool.flight.state.jobs:
                     await self._steps()
                     self._tell_somebody()
                     self._come_or_leave(workers)
@@ -221,6 +221,7 @@ class _Run:
 
     def batch_committed(self, job: Job) -> None:
         self.commits.append(job.batch.seq)
+        self.pool_changed()
 
 
 class _Listener:
@@ -228,7 +229,7 @@ class _Listener:
         self.pool_changed = changed
 
     def batch_committed(self, job: Job) -> None:
-        """Nothing is recorded."""
+        self.pool_changed()
 
 
 @given(
@@ -415,7 +416,7 @@ async def test_a_worker_that_asks_may_bring_about_the_batch_it_gets() -> None:
     job.batch.end_lsn = 10
 
     def changed() -> None:
-        if pool.flight.state.is_idle:
+        if not pool.flight.state.jobs:
             pool.submit(job, 0.0)
 
     pool = WorkerPool(Flight(EngineState(0, 0.0)))

@@ -1,4 +1,4 @@
-"""`cutover/late.py`: a transaction that the source has committed or prepared after the fence is late."""
+"""Cut-over: a transaction that the source has committed or prepared after the fence is late."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.config import load_config
-from parapply.cutover import late
+from parapply.cutover.command import late_count
 from parapply.model import parse_lsn
 from tests.fixtures.two_phase import decide, write_prepared
 from tests.integration.test_slot import new_name, on_source
@@ -33,7 +33,7 @@ def test_a_prepared_transaction_is_late(source_db: Database, outcome: str) -> No
         decide(source_db, "late", "COMMIT")
 
     async def count(conn: slot.Connection) -> int:
-        return await late.count(conn, config, low_lsn)
+        return await late_count(conn, config, low_lsn)
 
     try:
         assert on_source(source_db.dsn, count) == 1
