@@ -346,6 +346,7 @@ class Batcher:
         assert job is not None
         self._open = None
         job.batch.close()
+        self.sizing.closed(job.batch)
         job.batch.is_fence = self.tables.take_changed()
         job.counts.count_batch(job.batch)
         if self.throttle is not None:
