@@ -125,8 +125,8 @@ async def load_many(
         conn: any session of the target.
         names: schema and name of each.
         role: as of `load_facts`.
-        shapes: tables described by earlier calls, a moment ago, by their shapes; more are added. What a shape does not
-            hold, such as the code of a function, may have changed since then.
+        shapes: tables described by earlier calls, a moment ago, by their shapes; more are added. Objects that tables
+            use, such as functions, may have changed since then.
 
     Raises:
         TargetLost: the connection broke.
