@@ -93,6 +93,9 @@ class Batcher:
             memory_bytes=config.memory_limit_bytes,
         )
         self._limits = self.sizing.limits
+        if not pool.flight.state.is_relaxed:
+            # Two may then be in flight. In relaxed order any number may be, and the places are few from the beginning.
+            self._limits.places = max(1, most_places // 2)
         #: Highest LSN received: end of a transaction or of a keep-alive. Intake writes the latter. Read by progress,
         #: requests and gauges.
         self.received_lsn = state.low_lsn
