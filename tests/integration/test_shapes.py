@@ -9,6 +9,7 @@ import pytest
 
 from parapply.login import Login
 from parapply.plan.table import TableFacts
+from parapply.runtime.tables import prefetch as ahead_module
 from parapply.runtime.tables.control_pool import ControlPool
 from parapply.runtime.tables.prefetch import CataloguePrefetch
 from parapply.target.catalogue import facts
@@ -202,10 +203,16 @@ CHANGES = (
 
 
 @pytest.mark.pg_majors(15, 18)
+@pytest.mark.parametrize("from_many", [1, 1000], ids=["fingerprints of all", "of each group"])
 async def test_a_change_of_one_table_is_seen_whatever_others_have_its_shape(
-    target_db: Database, monkeypatch: pytest.MonkeyPatch
+    target_db: Database, monkeypatch: pytest.MonkeyPatch, from_many: int
 ) -> None:
-    """Facts that were read for another table of its shape are compared with the catalogue as those read for itself."""
+    """Facts that were read for another table of its shape are compared with the catalogue as those read for itself.
+
+    A table of an earlier group serves for its shape.
+    """
+    for name, number in (("_FIRST_GROUP", 2), ("_GROUP", 3), ("_MANY", from_many)):
+        monkeypatch.setattr(ahead_module, name, number)
     target_db.execute(_SETUP)
     names = [(f"tenant_{number}", "item") for number in range(len(CHANGES) + 2)]
     for schema, _ in names:

@@ -64,9 +64,9 @@ def test_batches_have_fewer_tables_where_others_hold_the_places(pair_of_few_lock
         daemon = pair.start(workers=1)
         daemon.wait_caught_up()
         lost = [str(event["error"]) for event in daemon.events_of("target_lost")]
-    # 60, 56, 28 and 14 tables are too many, and 7 fit. Without this each attempt would commit one transaction and fail.
-    # While one is refused, a look at who blocks a session finds no room either.
-    assert 0 < len([error for error in lost if "the target has no room" in error]) <= 4
+    # 60, again 60, 56, 28 and 14 tables are too many, and 7 fit. Without this each attempt would commit one transaction
+    # and fail. While one is refused, a look at who blocks a session finds no room either.
+    assert 0 < len([error for error in lost if "the target has no room" in error]) <= 5
     assert all("raise max_locks_per_transaction" in error for error in lost), lost
     pair.check_equal()
 

@@ -287,6 +287,7 @@ class _Replay:
         self._open = None
         self._timer += 1
         self._closing.closed()
+        self._sizing.closed(job.batch)
         self._perform(self._flight.submit(job, self._now_s))
 
     def _wait(self, wait_s: float | None) -> None:

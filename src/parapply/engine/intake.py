@@ -137,8 +137,7 @@ class BatchSizing:
             most.places,
         )
         limits = self.limits
-        limits.most_transactions, limits.most_changes = most.transactions, THIN_SIZE * most.changes
-        limits.most_bytes = max(most.size_bytes, min(THIN_SIZE * most.size_bytes, memory_bytes // 8))
+        self._thin_bytes = max(most.size_bytes, min(THIN_SIZE * most.size_bytes, memory_bytes // 8))
         self._least = Limits(
             max(1, limits.transactions // _SMALLEST_PART),
             max(1, limits.changes // _SMALLEST_PART),
@@ -146,6 +145,16 @@ class BatchSizing:
         )
         if scale != 1.0:
             self._scale(scale)
+
+    def closed(self, batch: Batch) -> None:
+        """Let batches of few changes for each of many tables grow once the first one is closed.
+
+        While the target meets the tables of that one, which takes it longer than their changes, more can be read.
+        """
+        if batch.is_thin:
+            limits, most = self.limits, self.most
+            limits.most_transactions, limits.most_changes = most.transactions, THIN_SIZE * most.changes
+            limits.most_bytes = self._thin_bytes
 
     def committed(self, job: Job) -> None:
         """Learn from a batch that was applied as sets at its first attempt and was as large as it might be."""

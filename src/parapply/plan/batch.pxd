@@ -18,6 +18,7 @@ cdef class Limits:
     cdef public Py_ssize_t most_changes
     cdef public Py_ssize_t most_bytes
     cdef public Py_ssize_t places
+    cdef public Py_ssize_t most_places
 
 cdef class Batch:
     cdef public object seq

@@ -44,10 +44,21 @@ def has_few_changes(n_changes: int, n_tables: int) -> bool:
 class Limits:
     """When a batch is large enough to be closed; it may go beyond by its last transaction."""
 
-    __slots__ = ("changes", "most_bytes", "most_changes", "most_transactions", "places", "size_bytes", "transactions")
+    __slots__ = (
+        "changes",
+        "most_bytes",
+        "most_changes",
+        "most_places",
+        "most_transactions",
+        "places",
+        "size_bytes",
+        "transactions",
+    )
 
     def __init__(self, transactions: int, changes: int, size_bytes: int, places: int = 1 << 30) -> None:
-        """Keep the limits. The limits of a thin batch, `most_...`, are the same until they are raised.
+        """Keep the limits. The limits of a thin batch, `most_...`, are the same until one of both is changed.
+
+        `most_places` is for a batch that has at least half of its places for tables and not for their indexes.
 
         Args:
             transactions: source transactions.
@@ -58,7 +69,7 @@ class Limits:
         self.transactions = self.most_transactions = transactions
         self.changes = self.most_changes = changes
         self.size_bytes = self.most_bytes = size_bytes
-        self.places = places
+        self.places = self.most_places = places
 
 
 class Batch:
@@ -281,7 +292,9 @@ class Batch:
         n_transactions = len(self.transactions)
         if self.is_suspect or (self.is_serial and n_transactions >= SERIAL_TRANSACTIONS):
             return True
-        if self.n_places >= limits.places:
+        # Of two halves with nearly as many tables, each would cost as much. Else they might run side by side.
+        has_most = self.n_places >= limits.most_places or self.n_places > 2 * len(self.table_changes)
+        if self.n_places >= limits.places and has_most:
             return True
         if (
             n_transactions < limits.transactions

@@ -78,8 +78,6 @@ if TYPE_CHECKING:
 
 #: Seconds that batches in hand get to finish, when the daemon is to stop and when the publisher is gone.
 _DRAIN_S = 8.0
-#: Batches that may be in flight at once where each has as many locks as it may.
-_WIDE_BATCHES = 2
 #: Seconds for the last commit and report, and for moving the slot where ranges are read.
 _LAST_WORD_S = 5.0
 #: Bytes after which a transaction is applied in pieces inside one target transaction.
@@ -127,7 +125,7 @@ class Epoch:
         is_relaxed = config.apply.commit_order == "relaxed"
         self._engine = EngineState(ends.state.low_lsn, loop.time(), is_relaxed=is_relaxed)
         self._engine.note = _note(ends.whole_until_lsn, config.apply)
-        self._pool = WorkerPool(Flight(self._engine, most_places=_WIDE_BATCHES * ends.most_places))
+        self._pool = WorkerPool(Flight(self._engine, most_places=ends.most_places))
         self._conflict_handler = ConflictHandler(
             config.conflict,
             Skips(config.target.state_schema, ends.state.slot_id, ends.large_ends),

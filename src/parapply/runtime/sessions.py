@@ -50,8 +50,10 @@ if TYPE_CHECKING:
 NEWEST_MAJOR = 18
 #: Seconds to wait for the end of a session that runs a publisher's commands: its daemon's lease is free already.
 _COMMANDS_WAIT_S = 2.0
-#: Divisor for the part of the target's table of locks that a batch may take: two such batches leave a fifth to others.
-_LOCKED_PART = 2.5
+#: Divisor for the part of the target's table of locks that batches may take: a fifth is left to other sessions.
+_LOCKED_PART = 1.25
+#: Parts of that for one batch in relaxed order, where any number of them may be in flight: see `Flight`.
+_RELAXED_PARTS = 4
 _LOCAL_CHANGES = "changes applied here look like local ones to every subscriber of this server"
 
 _Look: TypeAlias = "tuple[slot.Connection, slot.SourceFacts]"
@@ -197,9 +199,8 @@ class Connector:
         )  # fmt: skip
 
     def _most_places(self, lock_places: int) -> int:
-        # With relaxed order any number of batches may be in flight: see `Flight`.
-        part = self._locked_part * (2 if self._config.apply.commit_order == "relaxed" else 1)
-        return max(1, int(lock_places / part))
+        n_parts = _RELAXED_PARTS if self._config.apply.commit_order == "relaxed" else 1
+        return max(1, int(lock_places / (self._locked_part * n_parts)))
 
     async def _tell_without_table(self, source: slot.Connection) -> None:
         """Log once that a section of the configuration names a table that is not published."""

@@ -128,6 +128,15 @@ class Reader:
         """Return bytes preceded by their Int32 length, undecoded."""
         return self._bytes(self.count(4, f"length of {what}"), what)
 
+    @property
+    def rest(self) -> bytes:
+        """Return the bytes from the next field on."""
+        return self._data[self.offset :]
+
+    def skip(self, size: int) -> None:
+        """Leave out bytes that are known."""
+        self.offset += size
+
     def finish(self) -> None:
         """Check that the message ends here.
 
@@ -214,13 +223,34 @@ def _column(reader: Reader) -> Column:
     )
 
 
+def _columns(reader: Reader) -> tuple[Column, ...]:
+    """Read the columns, which end the message; equal ones are one object."""
+    rest = reader.rest
+    columns = _known_columns.get(rest)
+    if columns is not None:
+        reader.skip(len(rest))
+        return columns
+    columns = tuple(_column(reader) for _ in range(reader.count(2, "number of columns")))
+    reader.finish()
+    if len(_known_columns) >= _MOST_KNOWN:
+        _known_columns.clear()
+    _known_columns[rest] = columns
+    return columns
+
+
+#: Columns of relations by their bytes: of thousands of tables most are like others, and each range of WAL announces
+#: them again.
+_known_columns: dict[bytes, tuple[Column, ...]] = {}
+_MOST_KNOWN = 1024
+
+
 def _relation(reader: Reader, xid: int | None) -> RelationMessage:
     relation = Relation(
         oid=reader.unsigned(4, "relation OID"),
         schema=_namespace(reader),
         name=reader.string("relation name"),
         replica_identity=reader.one_of("dnfi", "replica identity"),
-        columns=tuple(_column(reader) for _ in range(reader.count(2, "number of columns"))),
+        columns=_columns(reader),
     )
     return RelationMessage(xid=xid, relation=relation)
 

@@ -230,6 +230,11 @@ def test_updates_and_deletes_take_places_for_the_locks_of_indexes() -> None:
         batch.add(transaction, plans)
         assert batch.n_places == n_places
     assert batch.is_full(limits)
+    # As many may be for tables: another batch would have the same ones.
+    limits.most_places = 9
+    assert not batch.is_full(limits)
+    batch.n_places = 5
+    assert batch.is_full(limits), "more than half are for indexes"
 
 
 def test_empty_transactions_move_the_end_and_nothing_else() -> None:

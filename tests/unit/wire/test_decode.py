@@ -195,6 +195,16 @@ def test_a_relation_can_be_without_columns() -> None:
     assert decoded.relation.columns == ()
 
 
+def test_equal_columns_of_two_relations_are_one_object() -> None:
+    """Thousands of tables of one shape are read and kept once, each under its own name."""
+    specs = [build.ColumnSpec("id", flags=1), build.ColumnSpec("note")]
+    one, other = (decode(build.relation(*specs, oid=oid)) for oid in (5, 6))
+    assert isinstance(one, RelationMessage)
+    assert isinstance(other, RelationMessage)
+    assert (one.relation.oid, other.relation.oid) == (5, 6)
+    assert other.relation.columns is one.relation.columns
+
+
 def test_a_wide_relation() -> None:
     """The widest table PostgreSQL allows is decoded in order."""
     specs = [build.ColumnSpec(f"c{number}", flags=number % 2) for number in range(1600)]

@@ -94,6 +94,9 @@ class Batcher:
             memory_bytes=config.memory_limit_bytes,
         )
         self._limits = self.sizing.limits
+        if not pool.flight.state.is_relaxed:
+            # Two may then be in flight. In relaxed order any number may be, and the places are few from the beginning.
+            self._limits.places = max(1, most_places // 2)
         #: Highest LSN received: end of a transaction or of a keep-alive. Intake writes the latter. Read by progress,
         #: requests and gauges.
         self.received_lsn = state.low_lsn
@@ -343,6 +346,7 @@ class Batcher:
         assert job is not None
         self._open = None
         job.batch.close()
+        self.sizing.closed(job.batch)
         job.batch.is_fence, self.tables.has_changed = self.tables.has_changed, False
         job.counts.count_batch(job.batch)
         if self.throttle is not None:

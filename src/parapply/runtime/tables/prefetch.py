@@ -41,10 +41,12 @@ _GROUP: Final = 200
 _MOST_TABLES: Final = 20_000
 #: All wait for the first group.
 _FIRST_GROUP: Final = 20
-#: Tables read without a rest, and the length of a rest in multiples of the time that the group took: a millisecond of
-#: the target's CPU for each of ten thousand tables is more than a start should take of it.
-_AT_ONCE: Final = 1000
+#: Tables read without a rest, and the length of a rest in multiples of the time that the group took: a tenth of a
+#: millisecond of the target's CPU for each of twenty thousand tables is more than a start should take of it.
+_AT_ONCE: Final = 5000
 _REST: Final = 4
+#: Tables from which the fingerprints of all are read at once, in half the time.
+_MANY: Final = 1000
 
 
 class AheadFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +92,10 @@ class CataloguePrefetch:
         self._valid_s = _VALID_S
         self._checked_s = -math.inf
         self._group_read = asyncio.Condition()
+        #: Fingerprints read before the facts of any of these tables, by OID; and tables that were described, by shape.
+        self._prints: dict[int, str] = {}
+        self._shapes: dict[bytes, TableFacts] = {}
+        self._shapes_s = -math.inf
         #: Number of announcements that wait for a group; the event ends a rest.
         self._n_waiting = 0
         self._is_wanted = asyncio.Event()
@@ -154,11 +160,12 @@ class CataloguePrefetch:
     async def _check(self, table: tuple[str, str]) -> None:
         """Compare a table with the catalogue, and with it others that wait for their announcement.
 
-        It alone at first; all of them if more announcements come soon after.
+        It alone at first; if more announcements come soon after, all that would have to be compared soon.
         """
         now_s = self._clock()
         is_repeated = now_s - self._checked_s <= 2 * self._valid_s
-        old = (one for one, found in self._found.items() if now_s - found.valid_s > self._valid_s and one != table)
+        half_s = self._valid_s / 2
+        old = (one for one, found in self._found.items() if now_s - found.valid_s > half_s and one != table)
         group = {one: self._found.pop(one) for one in [table, *(old if is_repeated else ())]}
         compare = fingerprints if len(group) > _GROUP else fingerprints_of_few
         with suppress(ParapplyError):  # each is read again when it is announced, where the error has a name
@@ -181,6 +188,7 @@ class CataloguePrefetch:
                     await facts.load_many(conn, [("pg_catalog", "pg_class")], role=self._role)
                 return
             await self._read_group(self._next(_FIRST_GROUP))
+            await self._read_prints()
             n_read = 0
             while self._queue:
                 began_s = self._clock()
@@ -191,6 +199,7 @@ class CataloguePrefetch:
         except ParapplyError:
             return  # the next user of the session or the table gets this error again, and can say what it was for
         finally:
+            self._prints, self._shapes = {}, {}
             await self._note_progress(list(self._queue))
 
     def _next(self, most: int) -> list[tuple[str, str]]:
@@ -207,13 +216,24 @@ class CataloguePrefetch:
                 async with asyncio.timeout(rest_s):
                     await self._is_wanted.wait()
 
+    async def _read_prints(self) -> None:
+        """Read the fingerprints of all tables that are still to be read, if they are many."""
+        if len(self._queue) >= _MANY:
+            async with self._control_pool.session() as conn:
+                oids = await facts.table_oids(conn, list(self._queue))
+                self._prints = await fingerprints(conn, list(oids.values()))
+
     async def _read_group(self, group: Sequence[tuple[str, str]]) -> None:
         now_s = self._clock()
+        if now_s - self._shapes_s > _LONG_VALID_S:
+            self._shapes, self._shapes_s = {}, now_s
         async with self._control_pool.session() as conn:
-            oids = await facts.table_oids(conn, group)
             # Whatever changes after this shows as another fingerprint.
-            before = await fingerprints_of_few(conn, list(oids.values()))
-            many = await facts.load_many(conn, group, role=self._role)
+            before = self._prints
+            if not before:
+                oids = await facts.table_oids(conn, group)
+                before = await fingerprints_of_few(conn, list(oids.values()))
+            many = await facts.load_many(conn, group, role=self._role, shapes=self._shapes)
             tables = [one for one in many.values() if isinstance(one, TableFacts)]
             denied = await facts.access_problems(conn, tables)
         for table in tables:

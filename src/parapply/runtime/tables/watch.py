@@ -28,8 +28,10 @@ _MOST_TIMES = 20
 #: The same where nothing has been counted in the catalogue since the last one: it may be a session that counts nothing.
 _QUIET_SHARE = 0.001
 _QUIET_MOST_TIMES = 120
-#: Seconds between two checks at least, however many batches fail.
+#: Seconds between two checks at least, however many batches fail, and multiples of the time that the last one took, up
+#: to the usual distance: each range of WAL announces thousands of tables again, and has them compared.
 _PAUSE_S = 0.5
+_PAUSE_TIMES = 9
 
 
 def pause_s(catalogue_check_s: float, took_s: float, *, is_quiet: bool = False) -> float:
@@ -70,7 +72,7 @@ class CatalogueWatch:
         """
         took_s = 0.0
         while True:
-            await asyncio.sleep(max(took_s, min(_PAUSE_S, self._catalogue_check_s)))
+            await asyncio.sleep(max(took_s, min(max(_PAUSE_S, _PAUSE_TIMES * took_s), self._catalogue_check_s)))
             await self._rest.sleep(self._catalogue_check_s, until=self._tables.is_in_doubt)
             is_in_doubt = self._tables.is_in_doubt.is_set()
             self._tables.is_in_doubt.clear()

@@ -110,12 +110,23 @@ async def load_facts_inside(
 
 
 async def load_many(
-    conn: psycopg.AsyncConnection[Any], names: Sequence[tuple[str, str]], *, role: str
+    conn: psycopg.AsyncConnection[Any],
+    names: Sequence[tuple[str, str]],
+    *,
+    role: str,
+    shapes: dict[bytes, TableFacts] | None = None,
 ) -> dict[tuple[str, str], TableFacts | TargetRefused]:
     """Return the result or error of `load_facts` for each existing table, by schema and name.
 
     A few round trips for all of them; one for a single table, except the first in a session. Of tables of one
     shape (`target/catalogue/shape.py`) one is described.
+
+    Args:
+        conn: any session of the target.
+        names: schema and name of each.
+        role: as of `load_facts`.
+        shapes: tables described by earlier calls, a moment ago, by their shapes; more are added. Objects that tables
+            use, such as functions, may have changed since then.
 
     Raises:
         TargetLost: the connection broke.
@@ -129,17 +140,19 @@ async def load_many(
         async with conn.transaction():
             await conn.execute(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; {LOOKUPS}" if has_shapes else LOOKUPS)
             shaped = await _rows(conn, SHAPES_SQL, _columns_of(names)) if has_shapes else []
-            first = {shape: names[number - 1] for number, _, shape in reversed(shaped)}
-            others = [row for row in shaped if first[row[2]] != names[row[0] - 1]]
+            known = {} if shapes is None else shapes
+            first = {shape: names[number - 1] for number, _, shape in reversed(shaped) if shape not in known}
+            others = [row for row in shaped if first.get(row[2]) != names[row[0] - 1]]
             left_out = {number for number, _, _ in others}
             asked = [name for number, name in enumerate(names, 1) if number not in left_out]
-            facts = await _described(conn, asked, role)
-        _planned.add(conn)
+            facts = await _described(conn, asked, role) if asked else {}
+        if asked:
+            _planned.add(conn)
+    known.update({shape: found for shape, name in first.items() if isinstance(found := facts.get(name), TableFacts)})
     for number, oid, shape in others:
-        like = facts.get(first[shape])
-        if isinstance(like, TableFacts):
+        if shape in known:
             schema, name = names[number - 1]
-            facts[schema, name] = replace(like, oid=oid, schema=schema, name=name, root_oid=oid)
+            facts[schema, name] = replace(known[shape], oid=oid, schema=schema, name=name, root_oid=oid)
     return {name: facts[name] for name in names if name in facts}
 
 

@@ -95,8 +95,8 @@ LARGE_ROW_BYTES: Final = 512
 #: Tables of a step from which few rows of one are inserted by their values: more changes than go in one flight, for
 #: which the server would have to check the counts of set forms.
 _MANY_TABLES: Final = 256
-#: Rows that are few: of more a set form is cheaper once it is prepared.
-_FEW_ROWS: Final = 8
+#: Rows that are few: of more a set form costs the target less, also where it is not prepared.
+_FEW_ROWS: Final = 32
 #: Rows that get other keys; below this number single statements cost no more than a set.
 _FEW_MOVES: Final = 4
 #: Commands of a batch up to which its `code_check` is kept, and how many are.

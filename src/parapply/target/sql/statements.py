@@ -19,7 +19,7 @@ Why the texts look as they do:
 # ruff: noqa: S608 - this module makes SQL: names are quoted by conditions.py, values are parameters
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -110,7 +110,9 @@ class Statements:
         one costs that is not. It needs no test of `types_unaltered`, because it is executed as it was parsed, under the
         lock that parsing took.
         """
-        return self._cached("few_insert", (n_rows,), lambda: self._build_few_insert(n_rows))
+        rows, positions = _numbered(n_rows, len(self._names), tuple(self._more_values))
+        text = self._few_head + rows
+        return Sql(name=b"", text=text, n_parameters=len(positions), is_set=False, positions=positions)
 
     def set_update(self, present: tuple[int, ...]) -> Sql:
         """Return the update of many rows by key; positions not in `present` keep their value (unchanged TOAST).
@@ -284,13 +286,11 @@ class Statements:
             type_oids=self._type_oids(used),
         )
 
-    def _build_few_insert(self, n_rows: int) -> Sql:
-        n_columns = len(self._names)
+    @cached_property
+    def _few_head(self) -> bytes:
+        """Return a few rows' insert up to them. Texts with rows are not kept: of each number one for every table."""
         text = f"INSERT INTO {self._table} ({', '.join([*self._names, *self._more_names])}) OVERRIDING SYSTEM VALUE"
-        text += f" VALUES {_numbered(n_rows, n_columns, tuple(self._more_values))}"
-        positions = (*range(n_columns),) * n_rows
-        encoded = text.encode("utf-8", "surrogateescape")
-        return Sql(name=b"", text=encoded, n_parameters=len(positions), is_set=False, positions=positions)
+        return f"{text} VALUES ".encode("utf-8", "surrogateescape")
 
     def _build_set_update(self, present: tuple[int, ...]) -> Sql:
         keys = self.plan.key_positions
@@ -614,10 +614,11 @@ def acting_code(role: str, *, is_partitioned: bool) -> Sql:
 
 
 @lru_cache
-def _numbered(n_rows: int, n_columns: int, more: tuple[str, ...]) -> str:
-    """Return rows of numbered parameters, each with more values behind them."""
+def _numbered(n_rows: int, n_columns: int, more: tuple[str, ...]) -> tuple[bytes, tuple[int, ...]]:
+    """Return rows of numbered parameters, each with more values behind them, and the positions of the parameters."""
     numbers = [range(at, at + n_columns) for at in range(1, n_rows * n_columns + 1, n_columns)]
-    return ", ".join([f"({', '.join([*[f'${number}' for number in each], *more])})" for each in numbers])
+    text = ", ".join([f"({', '.join([*[f'${number}' for number in each], *more])})" for each in numbers])
+    return text.encode("utf-8", "surrogateescape"), (*range(n_columns),) * n_rows
 
 
 @cache

@@ -109,18 +109,18 @@ def test_few_rows_for_each_of_many_tables_are_inserted_by_their_values(n_tables:
         facts = plans_of_tests.table(columns, ["a"], oid=number + 1, name=f"t{number}")
         plans.known[relation] = match(relation, facts)
         plans.announce(relation)
-        n_rows = {0: 8, 1: 9}.get(number, 1)
+        n_rows = {0: 32, 1: 33}.get(number, 1)
         changes += [build.insert(cells(str(row), None), oid=relation.oid) for row in range(n_rows)]
     batch.add(transaction(plans, *changes), plans)
     most, more, *others = CommandBuilder().of_steps(batch.steps, batch.size_bytes)
     are_values = n_tables >= 256
-    assert [one.expected for one in (most, more)] == [8, 9]
+    assert [one.expected for one in (most, more)] == [32, 33]
     assert [one.prepared.is_set for one in (most, more, others[-1])] == [not are_values, True, not are_values]
     if are_values:
         assert most.prepared.name == b""
         assert not most.is_binary
-        assert most.parameters == [value for row in range(8) for value in (b"%d" % row, None)]
-        assert most.prepared.text.endswith(b"($15, $16)")
+        assert most.parameters == [value for row in range(32) for value in (b"%d" % row, None)]
+        assert most.prepared.text.endswith(b"($63, $64)")
 
 
 def test_code_is_looked_for_on_tables_of_which_none_is_known() -> None:
