@@ -87,7 +87,7 @@ class Intake:
             TargetRefused, TargetLost: a published table cannot be applied.
         """
         reader, batcher = self._reader, self._batcher
-        reader.start(self._may_take_alone, self._take_alone)
+        reader.start(self)
         try:
             while True:
                 transactions = await reader.read()
@@ -118,12 +118,24 @@ class Intake:
         self._batcher.received_lsn = max(self._batcher.received_lsn, keepalive.end_lsn)
         self._reports.keepalive(keepalive)
 
-    def _may_take_alone(self) -> bool:
+    def may_take_alone(self) -> bool:
+        """See `Taker`."""
         return self._batcher.holds_nothing and self._engine.is_idle
 
-    def _take_alone(self, keepalive: Keepalive) -> None:
+    def take_alone(self, keepalive: Keepalive) -> None:
+        """See `Taker`."""
         self._take_keepalive(keepalive)
         self._reports.received()
+
+    def take_first(self, transactions: list[Transaction]) -> list[Transaction]:
+        """See `Taker`; the task goes on with reports and pauses, behind the worker that is given the batch."""
+        self._pool.rest.end()
+        is_limited = self._due.is_limited or self._batcher.throttle is not None
+        if is_limited or not self._is_room_left() or not self._admission.hold.lets_pass(transactions):
+            return transactions
+        at = self._take_run(transactions, 0)
+        self._batcher.close_if_due()
+        return transactions[at:] if at else transactions
 
     def worker_changed(self) -> None:
         """Note that a worker is idle or a batch has committed; called by the worker pool."""
