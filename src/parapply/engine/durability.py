@@ -99,7 +99,7 @@ class Durability:
         self._advanced_s = self._reported_s = self._asked_s = self._streaming_since_s = now_s
         #: Commits since the last advance, and when the last one came.
         self._n_commits = 0
-        self._committed_s = now_s
+        self._committed_s = -math.inf
         self._is_reply_due = False
         self._idle_lsn = 0  # a keep-alive's position: nothing for us before it
         self._stuck_lsn = self._stuck_durable_lsn = self._stuck_requests = 0
@@ -170,9 +170,10 @@ class Durability:
 
         The position of the keep-alive that follows a commit can wait, unless something waits for it.
         """
-        if not self._n_commits:
-            return self._is_reply_due or self._until_lsn is not None
-        return self._n_commits == 1 or now_s - self._committed_s >= _ADVANCE_MIN_S
+        since_s = now_s - self._committed_s
+        if self._n_commits:
+            return self._n_commits == 1 or since_s >= _ADVANCE_MIN_S
+        return self._is_reply_due or self._until_lsn is not None or since_s >= self._reporting.advance_interval_s
 
     def is_waited_for(self, stream: Stream) -> bool:
         """Return whether commits on the publisher wait until the visible ones here are durable."""
