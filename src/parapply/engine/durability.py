@@ -277,7 +277,7 @@ class Durability:
             self._advanced_s + self._advance_wait_s(stream, now_s),
         ]
         if self._n_commits and self.state.watermark.low_lsn > self._written_lsn:
-            # Whether no more come.
+            # To see that no more come.
             due_s.append(now_s + _ADVANCE_MIN_S)
         if self._is_reply_due:
             due_s.append(self._reported_s + _REPLY_S)

@@ -138,7 +138,7 @@ class Pipeline:
     ) -> list[StatementResult]:
         """Execute statements in order and return one outcome each.
 
-        Outside of a transaction those of one flight are one, which commits at their end. (PostgreSQL manual,
+        Outside of a transaction the statements of one flight are one, which commits at its end. (PostgreSQL manual,
         "Pipelining".)
 
         Args:
