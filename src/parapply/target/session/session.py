@@ -129,7 +129,7 @@ class WorkerSession:
         self._slot_id = str(options.slot_id).encode()
         schema = options.schema
         self._record = _sql(b"record", state.record_sql(schema, stamps=self._stamps), 7)
-        #: The same in a flight that commits at its end; the end of the name is that of COMMIT, for tests that cut there.
+        #: The same in a flight that commits at its end. Tests cut a connection where a name ends as the one of COMMIT.
         self._record_to_commit = self._record._replace(name=b"record to commit")
         self._proof = _sql(b"proof", prepared.proof_sql(schema), 2)
         self._is_proved = _sql(b"is_proved", prepared.is_proved_sql(schema), 2)
