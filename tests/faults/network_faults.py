@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 # Longer than the publisher's wal_sender_timeout.
 _LOCK_S = 13.0
 _PEAK_LIMIT_BYTES = 400 * 1024 * 1024
-_COMMIT = b"\0commit\0"
-_COMMIT_DONE = b"COMMIT\0"
+# In the name of COMMIT, and of the record of a flight that commits at its end; and ReadyForQuery after that.
+_COMMIT = b"to commit\0"
+_COMMIT_DONE = b"Z\0\0\0\5I"
 _CLOCK_LIBRARIES = ("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1", "/usr/lib/faketime/libfaketime.so.1",
                     "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1")  # fmt: skip
 _CLOCK = next((path for path in _CLOCK_LIBRARIES if Path(path).exists()), "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from parapply.errors import TargetLost
+from parapply.errors import StatementFailed, TargetLost
 from parapply.target.session import pipeline as pipeline_module
 from parapply.target.session.pipeline import FLIGHT_BYTES, LONG_TEXT_BYTES, Pipeline, Statement
 from parapply.target.sql.statements import Sql
@@ -71,17 +71,24 @@ async def test_a_large_statement_leaves_the_event_loop_alone(
         assert await pipeline.fetch(Statement(_LENGTH, [b"x" * (FLIGHT_BYTES + 1)])) == [(b"%d" % (FLIGHT_BYTES + 1),)]
 
 
-async def test_the_server_says_when_it_begins_with_the_last_statement(target_db: Database) -> None:
-    """Asked for it, it sends all results but the last before that one has ended: so COMMIT is timed by itself."""
+async def test_the_server_says_when_it_begins_to_commit(target_db: Database) -> None:
+    """Asked for it, it sends all results before the end: so the commit there is timed by itself."""
     loop = asyncio.get_running_loop()
-    lock = Sql(name=b"lock", text=b"SELECT pg_advisory_lock(1)", n_parameters=0, is_set=False, positions=())
+    target_db.execute("CREATE TABLE late (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    target_db.execute(
+        "CREATE FUNCTION waits() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN PERFORM pg_advisory_lock(1); RETURN NULL; END';"
+        "CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION waits()"
+    )
+    insert = Sql(name=b"late", text=b"INSERT INTO late VALUES (1)", n_parameters=0, is_set=False, positions=())
     async with (
         _pipeline(target_db.dsn) as pipeline,
         await psycopg.AsyncConnection.connect(target_db.dsn, autocommit=True) as other,
     ):
         await other.execute("SELECT pg_advisory_lock(1)")
-        statements = [Statement(_LENGTH, [b"x"]), Statement(lock, [])]
-        running = asyncio.create_task(pipeline.run(statements, is_last_timed=True))
+        statements = [Statement(_LENGTH, [b"x"]), Statement(insert, [])]
+        running = asyncio.create_task(pipeline.run(statements, is_end_timed=True))
         waiting = "SELECT FROM pg_locks WHERE pid = %s AND NOT granted"
         while await (await other.execute(waiting, [pipeline.backend_pid])).fetchone() is None:
             pass
@@ -89,7 +96,22 @@ async def test_the_server_says_when_it_begins_with_the_last_statement(target_db:
         unlocked_s = loop.time()
         await other.execute("SELECT pg_advisory_unlock(1)")
         await running
-        assert pipeline.before_last_s < unlocked_s
+        assert pipeline.before_end_s < unlocked_s
+        assert pipeline.is_outside_transaction
+
+
+async def test_a_flight_commits_at_its_end_or_says_why_not(target_db: Database) -> None:
+    """The failure of a deferred check counts as behind the last statement, and the connection goes on."""
+    target_db.execute("CREATE TABLE late (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    insert = Sql(name=b"late", text=b"INSERT INTO late VALUES (1)", n_parameters=0, is_set=False, positions=())
+    async with _pipeline(target_db.dsn) as pipeline:
+        for _ in range(2):
+            with pytest.raises(StatementFailed) as failed:
+                await pipeline.run([Statement(insert, []), Statement(insert, [])])
+            assert (failed.value.sqlstate, failed.value.statement) == ("23505", 2)
+            assert pipeline.is_outside_transaction
+        await pipeline.run([Statement(insert, [])])
+        assert target_db.execute("SELECT * FROM late") == [(1,)]
 
 
 async def test_a_connection_that_broke_still_tells_where_its_server_is(target_db: Database) -> None:

@@ -296,7 +296,7 @@ class Schedule:
             job_done = committed.pop()
             if self.trace is not None:
                 self._say(f"batch {job_done.batch.seq} has committed")
-            self._durability.committed(is_synchronous=False)
+            self._durability.committed(self.applying.now_s, is_synchronous=False)
 
     def _unblock(self) -> bool:
         """Have the stall check look, and if it changes nothing a foreign session leave; return whether one did."""

@@ -269,6 +269,33 @@ def test_t29_joined_transactions_notice_code_on_another_table(pair: Pair) -> Non
     assert daemon.events_of("batch_retried")[0]["reason"] == "code"
 
 
+def test_t29_code_sees_single_changes_as_they_come_and_is_found_by_several(pair: Pair) -> None:
+    """Enabled under a daemon, it acts on each change alone as on the source, and the first set of two finds it (T-29).
+
+    So does a table that takes the name of another: single rows go where the name leads.
+    """
+    note = _NOTE.format("t")
+    pair.create(_TABLES + _AUDIT, _TABLES + _AUDIT + note, published="TABLE t, other")
+    daemon = pair.start(settings={"apply.catalogue_check_s": 3600})
+    pair.write("INSERT INTO t VALUES (1, 0, 0)")
+    daemon.wait_caught_up()
+    pair.target.execute(_ALWAYS.format("t"))
+    pair.target.execute("ALTER TABLE other RENAME TO aside; CREATE TABLE other (LIKE aside INCLUDING ALL)")
+    for change in ("UPDATE t SET v = 1", "INSERT INTO other VALUES (1, 0)", "INSERT INTO t VALUES (2, 2, 0)"):
+        pair.write(change)
+        daemon.wait_caught_up()
+    assert not daemon.events_of("batch_retried")
+    pair.write("BEGIN; UPDATE t SET v = 3 WHERE id = 1; UPDATE t SET v = 4 WHERE id = 2; COMMIT")
+    daemon.wait_caught_up()
+    daemon.stop()
+    expected = ["UPDATE t 1 1 1", "INSERT t 2 2", "UPDATE t 1 1 3", "UPDATE t 2 2 4"]
+    assert pair.target.rows("SELECT entry FROM audit ORDER BY xmin::text::bigint, n") == [
+        (entry,) for entry in expected
+    ]
+    assert {event["reason"] for event in daemon.events_of("batch_retried")} == {"code"}
+    assert pair.target.rows("SELECT * FROM other") == [(1, 0)]
+
+
 def test_t29_a_row_trigger_is_looked_at_again_when_its_function_changes(pair: Pair) -> None:
     """A function replaced under a daemon, which locks no table, sees each change in order from then on (T-29)."""
     pair.create(_TABLES, _TABLES + _AUDIT + _TOTAL + _TOTAL_ALWAYS, published="TABLE t, other")

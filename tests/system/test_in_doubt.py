@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from parapply.errors import StatementFailed
 from parapply.login import Login
 from parapply.target.session import lease, settings
-from parapply.target.session.session import SessionOptions, WorkerSession
+from parapply.target.session.session import Record, SessionOptions, WorkerSession
+from parapply.target.sql.commands import Command
+from parapply.target.sql.statements import sql_set
 from tests.fixtures.daemon import EVENT_TIMEOUT_S
 from tests.fixtures.plain import FAST, check_equal, commit_each, end_sessions, plain_route
 from tests.fixtures.proxy import CutProxy
@@ -18,16 +21,18 @@ from tests.fixtures.route import Route
 from tests.fixtures.workloads import BankLoad, BankReader, check_bank, create_bank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
+    from parapply.plan.table import TablePlan
     from tests.fixtures.daemon import StartDaemon
     from tests.fixtures.databases import Database
 
 pytestmark = pytest.mark.crash
 
-# A Bind message of the statement that commits: unnamed portal, name of the statement.
-_COMMIT = b"\0commit\0"
-_COMMIT_DONE = b"COMMIT\0"
+# In a Bind message: the name of COMMIT, and of the record of a flight that commits at its end.
+_COMMIT = b"to commit\0"
+# ReadyForQuery outside of a transaction.
+_COMMIT_DONE = b"Z\0\0\0\5I"
 _CUTS = 4
 # Enough for the wait to grow twice, were it to grow.
 _UNSEEN_CUTS = 3
@@ -182,30 +187,68 @@ def test_t12_the_command_tag_is_believed(
     source_db: Database, target_db: Database, init_route: Callable[[Route], None]
 ) -> None:
     """T-12: COMMIT of a failed transaction succeeds, with the tag ROLLBACK: the session takes it for a failure."""
-    route = plain_route(source_db, target_db, init_route)
+    plain_route(source_db, target_db, init_route)
     ((slot_id,),) = target_db.rows("SELECT slot_id FROM parapply.slots")
 
     async def run() -> None:
-        login = Login(target_db.dsn)
-        async with await settings.connect_control(login, role="replica", application_name="leader") as control:
-            await lease.take_lease(control, slot_id, 0)
-            session = await WorkerSession.connect(
-                SessionOptions(
-                    login=login,
-                    schema="parapply",
-                    slot_id=slot_id,
-                    leader_pid=control.info.backend_pid,
-                    role="replica",
-                    synchronous_commit="off",
-                    application_name=f"worker {route.slot}",
-                )
-            )
+        async with _worker_session(target_db, slot_id) as session:
             await session.begin()
             # An unknown savepoint: any statement that fails inside the transaction.
             with pytest.raises(StatementFailed):
                 await session.undo_piece()
             with pytest.raises(StatementFailed, match="rolled back instead"):
                 await session.commit()
-            await session.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("in_a_flight", [3, 2])
+def test_t11_a_transaction_of_several_flights_is_one(
+    source_db: Database, target_db: Database, init_route: Callable[[Route], None], monkeypatch: pytest.MonkeyPatch,
+    in_a_flight: int,
+) -> None:  # fmt: skip
+    """T-11: a flight that commits at its end must hold all of it; what does not fit is begun and committed."""
+    plain_route(source_db, target_db, init_route)
+    ((slot_id,),) = target_db.rows("SELECT slot_id FROM parapply.slots")
+    monkeypatch.setattr("parapply.target.session.pipeline.FLIGHT_STATEMENTS", in_a_flight)
+    insert = sql_set("INSERT INTO public.item (id, v) SELECT $1::int8, 0")
+
+    def one(number: int, expected: int) -> Command:
+        key = number.to_bytes(8, "big")
+        return Command(insert, [key], expected=expected, operation="insert", plan=cast("TablePlan", None))
+
+    async def run() -> None:
+        async with _worker_session(target_db, slot_id) as session:
+            with pytest.raises(StatementFailed) as failed:
+                await session.execute_and_commit(Record(1, 1, 0, 1, 1), [one(1, 1), one(2, 2)])
+            assert failed.value.statement == 1
+            await session.rollback()
+            assert target_db.rows("SELECT count(*) FROM item") == [(0,)]
+            assert target_db.rows("SELECT count(*) FROM parapply.applied") == [(0,)]
+            await session.execute_and_commit(Record(1, 1, 0, 1, 1), [one(1, 1), one(2, 1)])
+            assert target_db.rows("SELECT id FROM item ORDER BY id") == [(1,), (2,)]
+            assert target_db.rows("SELECT count(*) FROM parapply.applied") == [(1,)]
+
+    asyncio.run(run())
+
+
+@asynccontextmanager
+async def _worker_session(target: Database, slot_id: int) -> AsyncIterator[WorkerSession]:
+    login = Login(target.dsn)
+    async with await settings.connect_control(login, role="replica", application_name="leader") as control:
+        await lease.take_lease(control, slot_id, 0)
+        session = await WorkerSession.connect(
+            SessionOptions(
+                login=login,
+                schema="parapply",
+                slot_id=slot_id,
+                leader_pid=control.info.backend_pid,
+                role="replica",
+                synchronous_commit="off",
+                application_name="worker",
+            )
+        )
+        try:
+            yield session
+        finally:
+            await session.close()

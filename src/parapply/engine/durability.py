@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two answers at least: a publisher that is shutting down asks again as soon as it is answered.
 _REPLY_S: Final = 0.05
-#: Seconds between two advances at least when idle.
+#: Seconds between two advances at least when idle, and from the last of several commits until it counts as that.
 _ADVANCE_MIN_S: Final = 0.02
 #: A publisher that asks this often about one LSN that we cannot confirm is shutting down and waits for us (traps T-9,
 #: F9). It is left, and nothing is lost by that, after these seconds in which nothing became durable on the target.
@@ -96,6 +96,9 @@ class Durability:
         self._written_lsn = self.state.durable_lsn  # as in the state row
         self._promised_s = 0.0  # the same, of `shown_every_s`
         self._advanced_s = self._reported_s = self._asked_s = self._streaming_since_s = now_s
+        #: Commits since the last advance, and when the last one came.
+        self._n_commits = 0
+        self._committed_s = -math.inf
         self._is_reply_due = False
         self._idle_lsn = 0  # a keep-alive's position: nothing for us before it
         self._stuck_lsn = self._stuck_durable_lsn = self._stuck_requests = 0
@@ -120,15 +123,18 @@ class Durability:
         self._has_ended = True
         self._until_lsn = self._idle_lsn = received_lsn
 
-    def committed(self, *, is_synchronous: bool) -> bool:
+    def committed(self, now_s: float, *, is_synchronous: bool) -> bool:
         """Take a commit that the target has acknowledged; return whether to look at once."""
         state = self.state
+        self._committed_s = now_s
+        self._n_commits += 1
         if self._reporting.is_apply_durable:
             state.durable_lsn = max(state.durable_lsn, state.watermark.low_lsn)
             self._is_reply_due = True
             # A keep-alive's position may be next.
             return not is_synchronous or self._idle_lsn > state.durable_lsn
-        return is_synchronous or not state.jobs
+        # The looks that follow the first one see the others.
+        return is_synchronous or self._n_commits == 1
 
     def settle(self, stream: Stream) -> None:
         """Move the watermark to the publisher's position when nothing is open (trap T-8)."""
@@ -141,14 +147,14 @@ class Durability:
 
     def advance_is_due(self, stream: Stream, now_s: float) -> bool:
         """Return whether to write the state row, with the watermark."""
-        return now_s - self._advanced_s >= self._advance_wait_s(stream)
+        return now_s - self._advanced_s >= self._advance_wait_s(stream, now_s)
 
     def shown_every_s(self, stream: Stream) -> float:
         """Return the seconds between two advances without progress, which the state row promises its readers."""
         # People still want to see the lag grow and the daemon alive.
         return max(stream.rest_s or _SHOW_S, self._reporting.advance_interval_s)
 
-    def _advance_wait_s(self, stream: Stream) -> float:
+    def _advance_wait_s(self, stream: Stream, now_s: float) -> float:
         has_moved = self.state.watermark.low_lsn > self._written_lsn
         if not has_moved or (stream.rest_s and not self._is_reply_due):
             every_s = self.shown_every_s(stream)
@@ -157,8 +163,18 @@ class Durability:
                 return max(_SHOW_S, self._reporting.advance_interval_s)
             return max(min(every_s, MOVED_S), self._reporting.advance_interval_s) if has_moved else every_s
         # Between two advances of a standby its flushes keep it durable.
-        is_quiet = not self.state.jobs and not stream.is_synchronous
+        is_quiet = not self.state.jobs and not stream.is_synchronous and self._is_last(now_s)
         return _ADVANCE_MIN_S if is_quiet else self._reporting.advance_interval_s
+
+    def _is_last(self, now_s: float) -> bool:
+        """Return whether the last commit seems to be the last one for now: an advance takes as long as a transaction.
+
+        The position of the keep-alive that follows a commit can wait, unless something waits for it.
+        """
+        since_s = now_s - self._committed_s
+        if self._n_commits:
+            return self._n_commits == 1 or since_s >= _ADVANCE_MIN_S
+        return self._is_reply_due or self._until_lsn is not None or since_s >= self._reporting.advance_interval_s
 
     def is_waited_for(self, stream: Stream) -> bool:
         """Return whether commits on the publisher wait until the visible ones here are durable."""
@@ -167,6 +183,7 @@ class Durability:
     def advances(self, now_s: float, promised_s: float = 0.0) -> int:
         """Return the watermark that is about to be written, with the seconds until it is written again."""
         self._advanced_s, self._promised_s = now_s, promised_s
+        self._n_commits = 0
         return self.state.watermark.low_lsn
 
     def made_durable(self, low_lsn: int) -> bool:
@@ -258,8 +275,11 @@ class Durability:
             # A silent publisher is asked, and left, in time.
             now_s + max(_LOOK_S, min(stream.rest_s, self._reporting.receive_timeout_s / _TIMEOUT_PARTS)),
             self._reported_s + self._reporting.status_interval_s,
-            self._advanced_s + self._advance_wait_s(stream),
+            self._advanced_s + self._advance_wait_s(stream, now_s),
         ]
+        if self._n_commits and self.state.watermark.low_lsn > self._written_lsn:
+            # To see that no more come.
+            due_s.append(now_s + _ADVANCE_MIN_S)
         if self._is_reply_due:
             due_s.append(self._reported_s + _REPLY_S)
         if self._until_lsn is not None:

@@ -38,7 +38,7 @@ def test_only_what_was_written_is_durable() -> None:
     durability = _made()
     state = durability.state
     state.watermark.low_lsn = 200
-    assert durability.committed(is_synchronous=False)
+    assert durability.committed(0.0, is_synchronous=False)
     assert state.durable_lsn == _AT_LSN
     assert durability.advances(0.6) == 200
     state.watermark.low_lsn = 300  # while it is being written
@@ -80,6 +80,7 @@ def test_under_load_it_is_written_now_and_then_and_at_once_when_idle() -> None:
     durability = _made()
     state = durability.state
     state.watermark.low_lsn = 200
+    assert durability.committed(0.0, is_synchronous=False)
     assert durability.advance_is_due(_QUIET, 0.02)
     state.jobs[1] = SetJob(Batch(1), {})
     assert not durability.advance_is_due(_QUIET, 0.49)
@@ -87,6 +88,28 @@ def test_under_load_it_is_written_now_and_then_and_at_once_when_idle() -> None:
     durability.made_durable(durability.advances(0.5))
     assert not durability.advance_is_due(_QUIET, 1.49)
     assert durability.advance_is_due(_QUIET, 1.5)
+
+
+def test_one_commit_after_the_other_is_load() -> None:
+    """None of them wakes anybody but the first, and when no more come the last is soon written."""
+    durability = _made()
+    durability.state.watermark.low_lsn = 200
+    assert durability.committed(0.1, is_synchronous=False)
+    assert durability.rest_s(_QUIET, 0.1) == pytest.approx(0.001), "due"
+    assert not durability.committed(0.11, is_synchronous=False)
+    assert not durability.advance_is_due(_QUIET, 0.129)
+    assert durability.rest_s(_QUIET, 0.11) == pytest.approx(0.02)
+    assert durability.advance_is_due(_QUIET, 0.131)
+    durability.made_durable(durability.advances(0.2))
+    # The keep-alive behind a commit says nothing that is waited for, unless it asks.
+    durability.state.watermark.low_lsn = 201
+    assert not durability.advance_is_due(_QUIET, 0.6)
+    assert durability.advance_is_due(_QUIET, 0.62)
+    durability.keepalive(_asking(201), 0.3)
+    assert durability.advance_is_due(_QUIET, 0.3)
+    alone = _made()
+    alone.state.watermark.low_lsn = 201
+    assert alone.advance_is_due(_QUIET, 0.02)
 
 
 def test_while_commits_wait_nothing_rests() -> None:
@@ -167,7 +190,7 @@ def test_commits_that_are_durable_by_themselves_are_reported_as_that() -> None:
     """Where the workers flush, the watermark is durable with each commit, and an answer is due."""
     durability = _made(is_apply_durable=True)
     durability.state.watermark.low_lsn = 200
-    assert durability.committed(is_synchronous=False)
+    assert durability.committed(0.0, is_synchronous=False)
     assert durability.state.durable_lsn == 200
     assert durability.report_is_due(0.05)
     assert durability.made_durable(200), "written, so reported once more"

@@ -147,9 +147,9 @@ def _keys_of_a_parked_batch_lost(patch: pytest.MonkeyPatch) -> None:
 def _durable_before_the_flush(patch: pytest.MonkeyPatch) -> None:
     committed = Durability.committed
 
-    def moved(durability: Durability, *, is_synchronous: bool) -> bool:
+    def moved(durability: Durability, now_s: float, *, is_synchronous: bool) -> bool:
         durability.state.durable_lsn = durability.state.watermark.low_lsn
-        return committed(durability, is_synchronous=is_synchronous)
+        return committed(durability, now_s, is_synchronous=is_synchronous)
 
     patch.setattr(Durability, "committed", moved)
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from parapply.wire.ddl_queue import QueuedCommand
     from parapply.wire.messages import Prepare, StreamPrepare
 
+#: Commands of one change that is one row's: its own, and the check for code.
+_LONE: Final = 2
 #: SQLSTATE of a trigger that finds no parent.
 _FOREIGN_KEY: Final = "23503"
 
@@ -126,6 +128,16 @@ class SetCommands:
     def fit_one_flight(self) -> bool:
         """Return whether the batch may be executed and committed at once, if it has its turn."""
         return self._batch.n_changes <= ONE_FLIGHT and self._are_checked(self.all)
+
+    @property
+    def in_turn(self) -> list[Command]:
+        """Return the commands of a batch that fits one flight, if all earlier ones have committed and no later one has.
+
+        Of one change that is the same as to apply it row by row in source order, which asks for no code either: that
+        sees what it would see there.
+        """
+        is_lone = self._batch.n_changes == 1 and len(self.all) <= _LONE
+        return [one for one in self.all if one.operation != "code"] if is_lone else self.all
 
     @property
     def late_fit_one_flight(self) -> bool:

@@ -142,11 +142,12 @@ class Worker:
         if has_turn and sets.fit_one_flight:
             target.show(WorkerState.COMMITTING)
             is_timed = self._kit.rules.times_commits and job.batch.seq % _TIMED_EACH == 0
-            await self.session.execute_and_commit(record, sets.all, is_commit_timed=is_timed)
+            commands = sets.all if self._pool.flight.state.is_relaxed else sets.in_turn
+            began_s = await self.session.execute_and_commit(record, commands, is_commit_timed=is_timed)
             times.executed_s = times.turn_s = self._clock()
             job.is_one_flight = True
-            if is_timed:
-                job.flight_commit_s = times.executed_s - self.session.pipeline.before_last_s
+            if began_s:
+                job.flight_commit_s = times.executed_s - began_s
             return CommitTurn.COMMIT
         await target.execute(job, record, sets.all if has_turn else sets.first, on_sent=self._make_ahead)
         times.executed_s = self._clock()

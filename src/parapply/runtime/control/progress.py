@@ -167,7 +167,7 @@ class Progress:
         """Record a commit that the target has acknowledged."""
         self._last_commit_time_us = job.batch.commit_time_us
         is_synchronous = self._stream.is_synchronous
-        if self._durability.committed(is_synchronous=is_synchronous):
+        if self._durability.committed(job.times.committed_s, is_synchronous=is_synchronous):
             self._wake.set()
         if is_synchronous:
             self._report_visible()

@@ -87,7 +87,7 @@ class Intake:
             TargetRefused, TargetLost: a published table cannot be applied.
         """
         reader, batcher, rest = self._reader, self._batcher, self._pool.rest
-        reader.start(self._may_take_alone, self._take_alone)
+        reader.start(self)
         try:
             while True:
                 transactions = await reader.read()
@@ -121,13 +121,28 @@ class Intake:
         self._batcher.received_lsn = max(self._batcher.received_lsn, keepalive.end_lsn)
         self._reports.keepalive(keepalive)
 
-    def _may_take_alone(self) -> bool:
+    def may_take_alone(self) -> bool:
+        """See `Taker`."""
         return self._batcher.holds_nothing and not self._engine.jobs
 
-    def _take_alone(self, keepalive: Keepalive) -> None:
+    def take_alone(self, keepalive: Keepalive) -> None:
+        """See `Taker`."""
         self._take_keepalive(keepalive)
         if self._reader.stream.is_synchronous:
             self._reports.received()
+
+    def take_first(self, transactions: list[Transaction]) -> list[Transaction]:
+        """See `Taker`; the task goes on with reports and pauses, behind the worker that is given the batch."""
+        rest = self._pool.rest
+        rest.stirred_s = self._reader.heard_s
+        if rest.is_on:
+            rest.end()
+        is_limited = self._due.is_limited or self._batcher.throttle is not None
+        if is_limited or not self._is_room_left() or not self._admission.hold.lets_pass(transactions):
+            return transactions
+        at = self._take_run(transactions, 0)
+        self._batcher.close_if_due()
+        return transactions[at:] if at else transactions
 
     def worker_changed(self) -> None:
         """Note that a worker is idle or a batch has committed; called by the worker pool."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from parapply.engine.intake import DRAIN_BYTES, SHORTEST_JUDGED_S, Gathering
 from parapply.errors import ParapplyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from parapply.model import Relation, Transaction
     from parapply.source.slot_stream import SlotStream
@@ -23,6 +23,23 @@ if TYPE_CHECKING:
 
 #: Bytes of a few keep-alives. A transaction has more.
 _KEEPALIVES_BYTES = 128
+
+
+class Taker(Protocol):
+    """Intake while its task waits in `SlotReader.read`: the turn that wakes the task is a good part of a latency."""
+
+    def may_take_alone(self) -> bool:
+        """Return whether a keep-alive that comes alone needs no more than `take_alone`."""
+
+    def take_alone(self, keepalive: Keepalive) -> None:
+        """Take such a keep-alive."""
+
+    def take_first(self, transactions: list[Transaction]) -> list[Transaction]:
+        """Take transactions that need no wait, and return the others, all later, for `read` to return.
+
+        Raises:
+            ProtocolError: a change cannot be read.
+        """
 
 
 class SlotReader:
@@ -52,10 +69,9 @@ class SlotReader:
         self.is_inside_transaction = False
         #: True while reading is paused: memory or the queue is full, or intake is busy. Read by progress and gauges.
         self.is_paused = False
-        self._may_take: Callable[[], bool] = lambda: False
-        self._take: Callable[[Keepalive], None] = lambda _: None
-        #: Drained before intake's task has its turn, and the error met there.
-        self._early: list[bytes] = []
+        self._taker: Taker | None = None
+        #: Read before intake's task has its turn and not taken, and the error met there.
+        self._early: list[Transaction] = []
         self._failure: Exception | None = None
         self._waits_for = ""
         self._waited_s = self._paused_s = 0.0
@@ -115,42 +131,36 @@ class SlotReader:
             self._waited_s += self._clock() - self._waits_since_s
             self._waits_since_s = 0.0
         self._readable.clear()
-        # No name for the frames: it would keep the last of them, and one may be a gigabyte.
-        transactions = self._assembler.push(self._drained())
-        self.is_inside_transaction = self._assembler.is_open
-        if self._omission is not None:
-            self._omission.cut(transactions)
-        self.heard_s = self._clock()
-        return transactions
-
-    def _drained(self) -> list[bytes]:
         if self._failure is not None:
             raise self._failure
+        if not self._early:
+            return self._drained()
         found, self._early = self._early, []
-        if not found:
-            return self.stream.drain(DRAIN_BYTES)
         try:
-            found += self.stream.drain(DRAIN_BYTES)
+            found += self._drained()
         except ParapplyError as error:
             # For the next read.
             self._failure = error
             self._readable.set()
         return found
 
+    def _drained(self) -> list[Transaction]:
+        # No name for the frames: it would keep the last of them, and one may be a gigabyte.
+        transactions = self._assembler.push(self.stream.drain(DRAIN_BYTES))
+        self.is_inside_transaction = self._assembler.is_open
+        if self._omission is not None:
+            self._omission.cut(transactions)
+        self.heard_s = self._clock()
+        return transactions
+
     def take_keepalive(self) -> Keepalive | None:
         """Return the keep-alive that came with the last read, once; everything that came before it was returned."""
         keepalive, self.stream.keepalive = self.stream.keepalive, None
         return keepalive
 
-    def start(self, may_take: Callable[[], bool], take: Callable[[Keepalive], None]) -> None:
-        """Begin to read.
-
-        Args:
-            may_take: return whether a keep-alive that comes alone, while `read` waits, needs no more than the next one.
-            take: of such a keep-alive. To wake intake's task would cost several times as much, and in a fleet one comes
-                with each commit in any database of the server.
-        """
-        self._may_take, self._take = may_take, take
+    def start(self, taker: Taker) -> None:
+        """Begin to read, with intake's methods for what comes while `read` waits."""
+        self._taker = taker
         self.stream.resume_reading(self._bytes_came)
 
     def stop(self) -> None:
@@ -215,20 +225,26 @@ class SlotReader:
         if self._readable.is_set():
             # Busy elsewhere: with a table's catalogue, or with a large transaction whose worker waits for a lock.
             self.stop()
-        elif self._waits_since_s and self._may_take() and self._takes_keepalive():
+        elif self._waits_since_s and self._taker is not None and self._takes_all(self._taker):
             return
         self._readable.set()
 
-    def _takes_keepalive(self) -> bool:
-        """Drain, and return whether a keep-alive came alone and was taken. Everything before it is, as `read` waits."""
+    def _takes_all(self, taker: Taker) -> bool:
+        """Drain and have taken what can be; return whether that was a keep-alive, which needs intake's task no more.
+
+        Everything before is taken, as `read` waits. To wake the task would cost several times as much as a keep-alive,
+        and in a fleet one comes with each commit in any database of the server.
+        """
         try:
-            self._early = self.stream.drain(DRAIN_BYTES)
+            transactions = self._drained()
+            if transactions:
+                self._early = taker.take_first(transactions)
+                return False
             keepalive = self.stream.keepalive
-            if self._early or keepalive is None or keepalive.reply_requested or self.stream.has_gap:
+            if keepalive is None or keepalive.reply_requested or self.stream.has_gap or not taker.may_take_alone():
                 return False
             self.stream.keepalive = None
-            self.heard_s = self._clock()
-            self._take(keepalive)
+            taker.take_alone(keepalive)
         except Exception as error:  # noqa: BLE001  raised by `read`, because a callback's error would end nothing
             self._failure = error
             return False

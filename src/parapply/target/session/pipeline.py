@@ -115,8 +115,8 @@ class Pipeline:
         self.backend_pid = self._pg.backend_pid
         #: True if the server is reached by this machine's own address. Read now, as libpq closes a socket that broke.
         self.is_near = _is_near(self._fd)
-        #: When the result before the last one had come, by the event loop's clock; of the last run that asked for it.
-        self.before_last_s = 0.0
+        #: When all results but the end had come, by the event loop's clock; of the last run that asked for it.
+        self.before_end_s = 0.0
         self._pg.nonblocking = 1
         self._pg.enter_pipeline_mode()
         # The reader stays registered: a connection that dies while idle is noticed at once.
@@ -127,29 +127,38 @@ class Pipeline:
         """Return whether the connection is unusable."""
         return self._lost is not None
 
+    @property
+    def is_outside_transaction(self) -> bool:
+        """Return whether the server said after the last run that no transaction is open."""
+        return self._pg.transaction_status == pq.TransactionStatus.IDLE
+
     async def run(
         self,
         statements: Sequence[Statement],
         *,
         on_sent: Callable[[], None] = do_nothing,
-        is_last_timed: bool = False,
+        is_end_timed: bool = False,
     ) -> list[StatementResult]:
         """Execute statements in order and return one outcome each.
+
+        Outside of a transaction the statements of one flight are one, which commits at its end. (PostgreSQL manual,
+        "Pipelining".)
 
         Args:
             statements: to execute.
             on_sent: called after each flight has left, before its results are read; a failpoint's place.
-            is_last_timed: have the server send all results but the last one before it begins with that, which costs
-                both a system call; `before_last_s` says when they came.
+            is_end_timed: have the server send all results before the end, which costs both a system call;
+                `before_end_s` says when they came.
 
         Raises:
-            StatementFailed: one failed; those after it were not executed. The transaction must be rolled back.
+            StatementFailed: one failed; those after it were not executed. The transaction must be rolled back. Its
+                index is the number of statements where the end has failed.
             TargetLost: the connection ended; what was sent may have been executed, or not.
         """
         outcomes: list[StatementResult] = []
         start = 0
         while start < len(statements):
-            start = await self._flight(statements, start, outcomes, on_sent, is_last_timed=is_last_timed)
+            start = await self._flight(statements, start, outcomes, on_sent, is_end_timed=is_end_timed)
         return outcomes
 
     async def run_ahead(
@@ -196,8 +205,8 @@ class Pipeline:
         except psycopg.Error as error:
             raise self._lose(error) from error
         self._flush()
-        _, failure = await self._take(ahead, index, outcomes, failure)
-        await self._sync()
+        index, failure = await self._take(ahead, index, outcomes, failure)
+        failure = await self._sync(index) or failure
         self._check_connection(failure)
         return outcomes, failure
 
@@ -236,7 +245,7 @@ class Pipeline:
         on_sent: Callable[[], None],
         results: list[pq.abc.PGresult] | None = None,
         *,
-        is_last_timed: bool = False,
+        is_end_timed: bool = False,
     ) -> int:
         if self._lost is not None:
             raise self._lost
@@ -247,24 +256,31 @@ class Pipeline:
         try:
             while end < len(statements) and end - start < FLIGHT_STATEMENTS and size < FLIGHT_BYTES:
                 statement = statements[end]
-                size_bytes = sum(map(len, filter(None, statement.parameters)))
+                size_bytes = _size_bytes(statement)
                 if size_bytes > FLIGHT_BYTES and end > start:
                     break
                 name = self._prepare(statement, expected)
-                if is_last_timed and end == len(statements) - 1:
-                    pg.send_flush_request()
                 end += 1
                 size += size_bytes
                 if size_bytes > FLIGHT_BYTES:
                     await self._send_large(name, statement)
                 else:
                     _send(pg, name, statement)
+            if is_end_timed:
+                pg.send_flush_request()
             pg.pipeline_sync()
         except psycopg.Error as error:
             raise self._lose(error) from error
         self._flush()
         on_sent()
-        await self._results(expected, start, outcomes, results)
+        index, failure = await self._take(expected, start, outcomes, None, results)
+        if is_end_timed:
+            self.before_end_s = self._loop.time()
+        # A failure is raised after the end, when all is read.
+        failure = await self._sync(index) or failure
+        self._check_connection(failure)
+        if failure is not None:
+            raise failure
         return end
 
     def _prepare(self, statement: Statement, expected: list[bytes | None]) -> bytes:
@@ -351,20 +367,6 @@ class Pipeline:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as view:
             view.shutdown(socket.SHUT_RDWR)
 
-    async def _results(
-        self,
-        expected: list[bytes | None],
-        start: int,
-        outcomes: list[StatementResult],
-        results: list[pq.abc.PGresult] | None,
-    ) -> None:
-        """Take one result per expected entry and the sync; a failure is raised after the sync, when all is read."""
-        _, failure = await self._take(expected, start, outcomes, None, results)
-        await self._sync()
-        self._check_connection(failure)
-        if failure is not None:
-            raise failure
-
     def _check_connection(self, failure: StatementFailed | None) -> None:
         """Raise TargetLost if a failure is one of the connection."""
         if failure is not None and _is_connection_error(failure.sqlstate):
@@ -395,7 +397,6 @@ class Pipeline:
         return index, failure
 
     async def _next_result(self) -> pq.abc.PGresult:
-        self.before_last_s = self._loop.time()
         # Most results have come with the one before: a coroutine for each would take longer than to take it.
         if self._pg.is_busy():
             await self._arrival()
@@ -410,14 +411,25 @@ class Pipeline:
             if self._libpq_result() is None:
                 return result
 
-    async def _sync(self) -> None:
-        if self._pg.is_busy():
-            await self._arrival()
-        result = self._libpq_result()
-        if result is None:
-            raise self._lose(RuntimeError(self._pg.get_error_message()))
-        if result.status != pq.ExecStatus.PIPELINE_SYNC:
-            raise self._lose(RuntimeError("the pipeline lost its synchronisation"))
+    async def _sync(self, index: int) -> StatementFailed | None:
+        """Take the answer of the end; return its failure, which has the index, if a commit there has failed."""
+        failure: StatementFailed | None = None
+        has_none = False
+        while True:
+            if self._pg.is_busy():
+                await self._arrival()
+            result = self._libpq_result()
+            if result is None and failure is not None and not has_none:
+                # A null pointer follows the failure.
+                has_none = True
+            elif result is None:
+                raise self._lose(RuntimeError(self._pg.get_error_message()))
+            elif result.status == pq.ExecStatus.PIPELINE_SYNC:
+                return failure
+            elif result.status == pq.ExecStatus.FATAL_ERROR and failure is None:
+                failure = _failure(result, index)
+            else:
+                raise self._lose(RuntimeError("the pipeline lost its synchronisation"))
 
     async def _arrival(self) -> None:
         """Wait until the next result has come whole, or is known never to come."""
@@ -493,6 +505,15 @@ class Pipeline:
             self._shut_down()
         with self._in_thread:
             self._pg.finish()
+
+
+def is_one_flight(statements: Sequence[Statement]) -> bool:
+    """Return whether `Pipeline.run` sends statements in one flight."""
+    return len(statements) <= FLIGHT_STATEMENTS and sum(map(_size_bytes, statements)) < FLIGHT_BYTES
+
+
+def _size_bytes(statement: Statement) -> int:
+    return sum(map(len, filter(None, statement.parameters)))
 
 
 def _send(pg: pq.abc.PGconn, name: bytes, statement: Statement) -> None:

@@ -19,7 +19,14 @@ from parapply.errors import StatementFailed, TargetLost
 from parapply.model import format_lsn
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.session.origins import OriginProblem
-from parapply.target.session.pipeline import ANY_COUNT, Pipeline, Statement, StatementResult, do_nothing
+from parapply.target.session.pipeline import (
+    ANY_COUNT,
+    Pipeline,
+    Statement,
+    StatementResult,
+    do_nothing,
+    is_one_flight,
+)
 from parapply.target.sql.statements import Sql, counted
 from parapply.target.state import slots as state
 
@@ -67,7 +74,7 @@ def _plain(name: bytes, text: bytes) -> Statement:
 
 
 _BEGIN: Final = _plain(b"begin", b"BEGIN")
-_COMMIT: Final = _plain(b"commit", b"COMMIT")
+_COMMIT: Final = _plain(b"to commit", b"COMMIT")
 _ROLLBACK: Final = _plain(b"rollback", b"ROLLBACK")
 _SAVEPOINT: Final = _plain(b"savepoint", b"SAVEPOINT piece")
 _RELEASE: Final = _plain(b"release", b"RELEASE SAVEPOINT piece")
@@ -122,6 +129,8 @@ class WorkerSession:
         self._slot_id = str(options.slot_id).encode()
         schema = options.schema
         self._record = _sql(b"record", state.record_sql(schema, stamps=self._stamps), 7)
+        #: The same in a flight that commits at its end. Tests cut a connection where a name ends as the one of COMMIT.
+        self._record_to_commit = self._record._replace(name=b"record to commit")
         self._proof = _sql(b"proof", prepared.proof_sql(schema), 2)
         self._is_proved = _sql(b"is_proved", prepared.is_proved_sql(schema), 2)
         self._note = _sql(b"note", prepared.note_sql(schema), 2)
@@ -205,24 +214,45 @@ class WorkerSession:
 
     async def execute_and_commit(
         self, record: Record, commands: Sequence[Command], *, is_commit_timed: bool = False
-    ) -> None:
+    ) -> float:
         """Do what `execute` and `commit` do in one flight; the server checks the counts before it commits.
 
         Spares a round trip, and the leader a look, for each transaction; only for sets whose counts are known, and when
-        nothing needs to be waited for before the commit.
+        nothing needs to be waited for before the commit. Neither BEGIN nor COMMIT is sent, which each cost as much as a
+        quarter of one row: the flight is the transaction, and commits at its end.
 
         Args:
             record: of the transaction.
             commands: of it.
-            is_commit_timed: `pipeline.before_last_s` is when the server began with COMMIT.
+            is_commit_timed: ask for the time below.
+
+        Returns:
+            When the server began to commit, by the event loop's clock; 0.0: not known.
 
         Raises:
-            StatementFailed: as both.
+            StatementFailed: as both. Nothing is open then.
             TargetLost: as both: whether it committed is in doubt.
         """
         if failpoints.armed:
             failpoints.probe(failpoints.BEFORE_STATE)
-        await self._commit_with([_BEGIN, self._first(record)], commands, is_commit_timed=is_commit_timed)
+        first = Statement(self._record_to_commit, self._values(record))
+        statements = [first, *[self._checked(command) for command in commands]]
+        # A lock or a setting of the transaction needs one that is begun, and so do several flights.
+        if any(command.expected == ANY_COUNT for command in commands) or not is_one_flight(statements):
+            await self._commit_with([_BEGIN, self._first(record)], commands)
+            return 0.0
+        if not self.pipeline.is_outside_transaction:
+            raise TargetLost("target: a transaction is open that should have ended; the state is read again")
+        try:
+            on_sent = _commit_sent if failpoints.armed else do_nothing
+            await self._run(statements, before=1, on_sent=on_sent, is_end_timed=is_commit_timed)
+        except StatementFailed as failure:
+            raise _named(failure, commands) from failure
+        if failpoints.armed:
+            failpoints.probe(failpoints.COMMITTED)
+        if not self.pipeline.is_outside_transaction:
+            raise TargetLost("target: the server did not commit; the state is read again")
+        return self.pipeline.before_end_s if is_commit_timed else 0.0
 
     async def execute_late_and_commit(self, commands: Sequence[Command]) -> None:
         """Do what `execute_late` and `commit` do in one flight, as `execute_and_commit` does.
@@ -293,23 +323,13 @@ class WorkerSession:
         if flight:
             yield flight
 
-    async def _commit_with(
-        self, first: Sequence[Statement], commands: Sequence[Command], *, is_commit_timed: bool = False
-    ) -> None:
+    async def _commit_with(self, first: Sequence[Statement], commands: Sequence[Command]) -> None:
         statements = [*first, *[self._checked(command) for command in commands], _COMMIT]
         try:
             on_sent = _commit_sent if failpoints.armed else do_nothing
-            outcomes = await self._run(statements, before=len(first), on_sent=on_sent, is_last_timed=is_commit_timed)
+            outcomes = await self._run(statements, before=len(first), on_sent=on_sent)
         except StatementFailed as failure:
-            if failure.statement == len(commands):
-                failure.statement = -1
-            elif failure.sqlstate == _DIVISION_BY_ZERO and failure.statement >= 0:
-                # It may be a division of the user's: then the same comes again when the batch is repeated in order.
-                expected = commands[failure.statement].expected
-                raise StatementFailed(
-                    f"another number of rows than {expected}", statement=failure.statement
-                ) from failure
-            raise
+            raise _named(failure, commands) from failure
         if failpoints.armed:
             failpoints.probe(failpoints.COMMITTED)
         if outcomes[-1].tag != b"COMMIT":
@@ -582,11 +602,13 @@ class WorkerSession:
             raise StatementFailed("the server rolled back instead of committing")
 
     async def rollback(self) -> None:
-        """End the transaction without effect, whatever state it is in.
+        """End the transaction without effect, whatever state it is in; do nothing where none is open.
 
         Raises:
             TargetLost: the connection ended.
         """
+        if self.pipeline.is_outside_transaction:
+            return
         try:
             await self.pipeline.run([_ROLLBACK])
         except StatementFailed:
@@ -649,11 +671,11 @@ class WorkerSession:
         before: int,
         *,
         on_sent: Callable[[], None] = do_nothing,
-        is_last_timed: bool = False,
+        is_end_timed: bool = False,
     ) -> list[StatementResult]:
         """Run statements; a failure counts from the one at `before`, and what stands just before that is the record."""
         try:
-            return await self.pipeline.run(statements, on_sent=on_sent, is_last_timed=is_last_timed)
+            return await self.pipeline.run(statements, on_sent=on_sent, is_end_timed=is_end_timed)
         except StatementFailed as failure:
             failure.statement -= before
             _refuse_recorded(failure)
@@ -663,6 +685,17 @@ class WorkerSession:
 def _refuse_recorded(failure: StatementFailed) -> None:
     if failure.statement == -1 and failure.sqlstate == _ALREADY_RECORDED:
         raise _recorded_already() from failure
+
+
+def _named(failure: StatementFailed, commands: Sequence[Command]) -> StatementFailed:
+    """Return the failure of a transaction that was sent with its commit: -1 is also the commit's."""
+    if failure.statement == len(commands):
+        failure.statement = -1
+    elif failure.sqlstate == _DIVISION_BY_ZERO and failure.statement >= 0:
+        # It may be a division of the user's: then the same comes again when the batch is repeated in order.
+        expected = commands[failure.statement].expected
+        return StatementFailed(f"another number of rows than {expected}", statement=failure.statement)
+    return failure
 
 
 def _check_counts(commands: Sequence[Command], outcomes: Sequence[StatementResult]) -> None:

@@ -77,6 +77,15 @@ def test_a_transaction_that_is_prepared_after_that_decides(*, was_prepared: bool
     assert len(sets.all) == (2 if was_prepared else 301)  # the last one looks for triggers
 
 
+def test_one_change_in_its_turn_looks_for_no_code() -> None:
+    """It is applied as in source order, which sees triggers as they are; several changes are not (T-29)."""
+    one, several = (asyncio.run(_made(_job(1, n), CommandBuilder())) for n in (1, 2))
+    assert [command.operation for command in one.all] == ["update", "code"]
+    assert one.in_turn == one.all[:1]
+    assert several.in_turn == several.all
+    assert several.in_turn[-1].operation == "code"
+
+
 def test_small_batches_and_those_that_are_repeated_are_left() -> None:
     """Those take no time to make, and these are not applied as they are."""
     builder, ahead = CommandBuilder(), Ahead()

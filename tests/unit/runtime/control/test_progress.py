@@ -84,7 +84,11 @@ class _Lab:
         """Have a batch commit that ends at an LSN, while another one is in flight."""
         self.begin()
         self.engine.watermark.low_lsn = lsn
-        self.progress.committed(cast("Job", SimpleNamespace(batch=SimpleNamespace(commit_time_us=0))))
+        self.progress.committed(
+            cast(
+                "Job", SimpleNamespace(batch=SimpleNamespace(commit_time_us=0), times=SimpleNamespace(committed_s=0.0))
+            )
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -176,6 +176,7 @@ class _Lab:
             TwoPhase(1, {}, cast("StreamSender", _Sender()), is_each_noted=True),
             state,
         )
+        self.hold = admits.hold
         commands = CommandTransactions(admits, _Later(), DdlConfig(), announces_renamed=True)
         streams = StreamBuffers(Spill(None, 1 << 20), StreamLimits(1 << 20, 1 << 20, 1 << 20))
         #: Each keep-alive's LSN, and whether everything read was in the pool's hands then.
@@ -640,6 +641,44 @@ async def test_a_keepalive_that_comes_alone_wakes_no_task() -> None:
         assert len(lab.keepalives) == 2
         await settle()
         assert [lsn for lsn, _ in lab.keepalives[2:]] == [0x9200]
+
+
+async def test_a_transaction_leaves_as_it_comes() -> None:
+    """No task is woken before its worker, and the keep-alive behind it is taken by intake's task as ever."""
+    lab = _Lab()
+    lab.tables.plans.may_be_serial = False
+    async with lab.running():
+        worker = asyncio.create_task(lab.take())
+        await settle()
+        lab.stream.keepalive = Keepalive(end_lsn=0x9000, send_time_us=1, reply_requested=False)
+        lab.stream.feed(*lab.transaction())
+        assert len(lab.pool.flight.state.jobs) == 1
+        assert lab.keepalives == []
+        await settle()
+        assert worker.done()
+        assert lab.keepalives == [(0x9000, True)]
+        lab.commit(await worker)
+        lab.hold.close(lab.lsn)
+        lab.stream.feed(*lab.transaction())
+        await settle()
+        assert lab.hold.is_reached
+        assert lab.batcher.is_empty
+        assert lab.pool.flight.state.is_idle
+
+
+async def test_nothing_leaves_twice_before_a_change_that_cannot_be_read() -> None:
+    """A batch that has left as it came is not made again by the task that meets the error."""
+    lab = _Lab(max_batch_transactions=1)
+    lab.tables.plans.may_be_serial = False
+    async with lab.running() as task:
+        worker = asyncio.create_task(lab.take())
+        await settle()
+        malformed = build.insert(build.row(build.text(b"1")), oid=OID)
+        lab.stream.feed(*lab.transaction(), *lab.transaction(malformed))
+        with pytest.raises(ProtocolError):
+            await task
+        assert [transaction.end_lsn for transaction in (await worker).batch.transactions] == [0x1130]
+        assert len(lab.pool.flight.state.jobs) == 1
 
 
 @pytest.mark.parametrize("n_transactions", [0, 1])
