@@ -46,7 +46,7 @@ def _feedback_before_durability() -> None:
 def _no_record() -> None:
     nothing = Statement(Sql(name=b"nothing", text=b"SELECT 1", n_parameters=0, is_set=False, positions=()), ())
 
-    def first(_session: WorkerSession, _record: Record | Proof) -> Statement:
+    def first(_session: WorkerSession, _record: Record | Proof, *, commits: bool = False) -> Statement:
         return nothing
 
     WorkerSession._first = first  # type: ignore[method-assign, assignment]

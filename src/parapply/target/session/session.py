@@ -235,8 +235,7 @@ class WorkerSession:
         """
         if failpoints.armed:
             failpoints.probe(failpoints.BEFORE_STATE)
-        first = Statement(self._record_to_commit, self._values(record))
-        statements = [first, *[self._checked(command) for command in commands]]
+        statements = [self._first(record, commits=True), *[self._checked(command) for command in commands]]
         # A lock or a setting of the transaction needs one that is begun, and so do several flights.
         if any(command.expected == ANY_COUNT for command in commands) or not is_one_flight(statements):
             await self._commit_with([_BEGIN, self._first(record)], commands)
@@ -637,10 +636,10 @@ class WorkerSession:
         self.pipeline.close()
         await self._connection.close()
 
-    def _first(self, record: Record | Proof) -> Statement:
+    def _first(self, record: Record | Proof, *, commits: bool = False) -> Statement:
         if isinstance(record, Proof):
             return Statement(self._proof, [self._slot_id, record.gid.encode()])
-        return Statement(self._record, self._values(record))
+        return Statement(self._record_to_commit if commits else self._record, self._values(record))
 
     def _values(self, record: Record) -> list[bytes | None]:
         members = "{" + ",".join([format_lsn(lsn) for lsn in record.members]) + "}" if record.members else None
