@@ -16,7 +16,7 @@ from psycopg import sql
 from parapply.conflict.policies import Rules
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
-from parapply.source import failover, refusals, slot, waits
+from parapply.source import failover, history, options, refusals, slot, waits
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.state import cutovers
 from parapply.target.state import slots as state
@@ -200,6 +200,39 @@ async def known_position(
         high_lsn=max([found.high_lsn, found.copied_lsn, *[end_lsn for _, end_lsn in pending.values()]]),
         confirmed_flush_lsn=found.confirmed_flush_lsn,
     )
+
+
+def may_be_older(facts: slot.SourceFacts, found: state.SlotState) -> bool:
+    """Return whether a publisher that was put back, and has written since, looks no different so far."""
+    slot_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
+    # The watermark has not moved where it is the begin; the way back of a cut-over begins past its slot.
+    return slot_lsn < found.high_lsn and found.high_lsn > found.begin_lsn
+
+
+async def check_history(config: Config, conn: slot.Connection, facts: slot.SourceFacts, found: state.SlotState) -> str:
+    """Refuse a publisher that `may_be_older` and does not have what was applied.
+
+    Returns:
+        Why that is not proved; empty: it has everything.
+
+    Raises:
+        SlotLost, SourceRefused, SlotBusy: as `source.history.check`.
+        SourceLost: the connection broke.
+    """
+    source = config.source
+    is_two_phase = facts.slot is not None and facts.slot.is_two_phase
+    if found.has_forgotten:
+        return "no record of what is applied is left"
+    if source.two_phase and not is_two_phase:
+        return "the slot does not send prepared transactions yet"
+    slot_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
+    start = options.start_options(facts.server_version_num, source.publications, source.origin, two_phase=is_two_phase)
+    why = await history.check(
+        conn, source.slot, slot_lsn, start, begin_lsn=found.begin_lsn, low_lsn=found.low_lsn, recorded=found.recorded
+    )
+    if not why and found.copied_lsn > found.high_lsn:
+        return "a table was copied as of after all that is applied"
+    return why
 
 
 async def carry_origin(  # noqa: PLR0913, PLR0917  whose session writes what

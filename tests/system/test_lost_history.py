@@ -175,6 +175,40 @@ def test_f14_a_publisher_put_back_is_refused_where_keep_alives_alone_have_moved_
     _check_refused(start_daemon(route), "sends another transaction that ends at", "put back to an older state")
 
 
+def test_f14_a_publisher_put_back_that_has_written_since_is_healed(
+    own_servers: OwnServers,
+    target_db: Database,
+    new_slot: Callable[[Route], None],
+    start_daemon: StartDaemon,
+    run_command: RunCommand,
+) -> None:
+    """Rows that only the target has go, as with any heal; the dry run names the table and does nothing."""
+    server = own_servers("publisher")
+    route = plain_route(create_database(server, "source"), target_db, new_slot)
+    older = server.directory / "older"
+    server.stop()
+    _put(server.data_dir, older)
+    server.start()
+    daemon = start_daemon(route)
+    commit_each(route.source, 1, 20)
+    daemon.wait_caught_up()
+    daemon.kill()
+    server.kill()
+    _put(older, server.data_dir)
+    server.start()
+    commit_each(route.source, 101, 400)
+    _check_refused(start_daemon(route), "sends no transaction, or another one", "put back to an older state", "heal")
+    dry = run_command(route, "heal", "--dry-run")
+    assert (dry.returncode, "public.evt" in dry.stdout) == (1, True), dry
+    assert _count(target_db) == 20
+    assert run_command(route, "heal").returncode == 0
+    check_equal(route)
+    daemon = start_daemon(route)
+    commit_each(route.source, 501, 510)
+    daemon.wait_caught_up()
+    check_equal(route)
+
+
 def test_f14_a_publisher_put_back_is_refused_where_the_watermark_is_inside_a_commit_record(
     own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
 ) -> None:

@@ -115,4 +115,4 @@ def test_a_publisher_put_back_that_has_written_past_the_watermark(
         pair.write("INSERT INTO t SELECT max(id) + 1, 'new' FROM t")
         pair.source.execute("INSERT INTO other SELECT repeat('x', 900) FROM generate_series(1, 20)")
     refused = pair.start_only(settings=settings)
-    pair.check_stopped(refused, code=3, says="it was put back to an older state, and has written since. Hint: copy")
+    pair.check_stopped(refused, code=3, says="it was put back to an older state, and has written since. Hint: bring")

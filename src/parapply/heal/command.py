@@ -164,6 +164,8 @@ async def begin(
     try:
         two_phase = config.source.two_phase
         await refusals.check(ends.source, facts, config.source.login, config.source.slot, known, two_phase=two_phase)
+        if again is not None and connect.may_be_older(facts, again):
+            await connect.check_history(config, ends.source, facts, again)
     except SlotLost as error:
         lost = error
     return HealRun(config, options, ends, voice, SlotFound(found.slot_id, facts, known, lost))

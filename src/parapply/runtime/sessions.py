@@ -29,7 +29,7 @@ from parapply.model import format_lsn
 from parapply.runtime.tables.control_pool import ControlPool
 from parapply.runtime.tables.prefetch import CataloguePrefetch
 from parapply.runtime.worker_sessions import WorkerSessions
-from parapply.source import failover, history, options, refusals, slot
+from parapply.source import failover, options, refusals, slot
 from parapply.source.catch_up import UNFINISHED, CatchUp, range_limits, range_options, why_stream
 from parapply.source.catch_up_stream import CatchUpStream
 from parapply.source.slot_stream import SlotStream
@@ -484,7 +484,6 @@ class Connector:
 
     async def _check_history(self, conn: slot.Connection, facts: slot.SourceFacts, found: state.SlotState) -> None:
         """Refuse a publisher that was put back to an older state, and has written since, where its slot is behind."""
-        source = self._config.source
         slot_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
         # A server that has served this daemon since its start was not put back, unless with its memory: such a one, of
         # a virtual machine, has forgotten what its slot was told.
@@ -494,24 +493,11 @@ class Connector:
         is_told = slot_lsn >= found.confirmed_flush_lsn
         if is_told and self._server == (facts.system_identifier, facts.started_us):
             return
-        if found.high_lsn <= found.begin_lsn:
-            # The watermark has not moved; the way back of a cut-over begins past its slot.
+        if not connect.may_be_older(facts, found):
             return
-        is_two_phase = facts.slot is not None and facts.slot.is_two_phase
-        if found.has_forgotten:
-            why = "no record of what is applied is left"
-        elif source.two_phase and not is_two_phase:
-            why = "the slot does not send prepared transactions yet"
-        else:
-            name, version = source.slot, facts.server_version_num
-            start = options.start_options(version, source.publications, source.origin, two_phase=is_two_phase)
-            why = await history.check(
-                conn, name, slot_lsn, start, begin_lsn=found.begin_lsn, low_lsn=found.low_lsn, recorded=found.recorded
-            )
-            if not why and found.copied_lsn > found.high_lsn:
-                why = "a table was copied as of after all that is applied"
+        why = await connect.check_history(self._config, conn, facts, found)
         if why:
-            self._log.warning("history_unproved", slot=source.slot, reason=why)
+            self._log.warning("history_unproved", slot=self._config.source.slot, reason=why)
         else:
             self._proved_us = facts.started_us
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from parapply.errors import SourceRefused
+from parapply.errors import SlotLost
 from parapply.model import format_lsn
 from parapply.source.slot import source_errors
 from parapply.wire.decode import decode
@@ -74,7 +74,8 @@ async def check(  # noqa: PLR0913
         Why the publisher was not looked at; empty: it has them.
 
     Raises:
-        SourceRefused: one is missing, or there is another; or the publisher cannot decode from the slot on.
+        SlotLost: one is missing, or there is another.
+        SourceRefused: the publisher cannot decode from the slot on.
         SlotBusy: another process reads the slot.
         SourceLost: the connection broke.
     """
@@ -109,11 +110,11 @@ async def check(  # noqa: PLR0913
     what = (
         "sends no transaction, or another one, that ends" if lsn in awaited else "sends another transaction that ends"
     )
-    raise SourceRefused(
+    raise SlotLost(
         f"slot {slot_name!r} is at {format_lsn(slot_lsn)}, the target has applied it up to {format_lsn(up_to_lsn)}, "
         f"and the publisher {what} at {format_lsn(lsn)}: it was put back to an older state, and has written since",
-        hint="copy the tables again (`parapply drop`, then `init --copy --truncate`); if source.publications or "
-        "source.origin was changed since the last run, start once as it was",
+        hint="bring the newer state of the publisher back, or `parapply heal` makes another slot and copies what "
+        "differs; if source.publications or source.origin was changed since the last run, start once as it was",
     )
 
 

@@ -663,7 +663,7 @@ async def test_a_transaction_leaves_as_it_comes() -> None:
         await settle()
         assert lab.hold.is_reached
         assert lab.batcher.is_empty
-        assert lab.pool.flight.state.jobs
+        assert not lab.pool.flight.state.jobs
 
 
 async def test_nothing_leaves_twice_before_a_change_that_cannot_be_read() -> None:
