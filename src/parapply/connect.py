@@ -202,15 +202,11 @@ async def known_position(
     )
 
 
-def may_be_older(facts: slot.SourceFacts, found: state.SlotState) -> bool:
-    """Return whether a publisher that was put back, and has written since, looks no different so far."""
-    slot_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
-    # The watermark has not moved where it is the begin; the way back of a cut-over begins past its slot.
-    return slot_lsn < found.high_lsn and found.high_lsn > found.begin_lsn
+async def check_history(config: Config, conn: slot.Connection, version: int, found: state.SlotState) -> str:
+    """Refuse a publisher that was put back, has written since, and does not have what was applied.
 
-
-async def check_history(config: Config, conn: slot.Connection, facts: slot.SourceFacts, found: state.SlotState) -> str:
-    """Refuse a publisher that `may_be_older` and does not have what was applied.
+    The slot is read again, because the process that sent its stream before may have taken one more report. None may
+    take any now.
 
     Returns:
         Why that is not proved; empty: it has everything.
@@ -220,17 +216,27 @@ async def check_history(config: Config, conn: slot.Connection, facts: slot.Sourc
         SourceLost: the connection broke.
     """
     source = config.source
-    is_two_phase = facts.slot is not None and facts.slot.is_two_phase
-    if found.has_forgotten:
-        return "no record of what is applied is left"
-    if source.two_phase and not is_two_phase:
-        return "the slot does not send prepared transactions yet"
-    slot_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
-    start = options.start_options(facts.server_version_num, source.publications, source.origin, two_phase=is_two_phase)
-    why = await history.check(
-        conn, source.slot, slot_lsn, start, begin_lsn=found.begin_lsn, low_lsn=found.low_lsn, recorded=found.recorded
-    )
-    if not why and found.copied_lsn > found.high_lsn:
+    facts = await slot.read_slot(conn, source.slot)
+    slot_lsn = (facts.confirmed_flush_lsn if facts else None) or 0
+    is_two_phase = facts is not None and facts.is_two_phase
+    why = ""
+    # The watermark has not moved where it is the begin; the way back of a cut-over begins past its slot.
+    if slot_lsn < found.high_lsn and found.high_lsn > found.begin_lsn:
+        if found.has_forgotten:
+            return "no record of what is applied is left"
+        if source.two_phase and not is_two_phase:
+            return "the slot does not send prepared transactions yet"
+        start = options.start_options(version, source.publications, source.origin, two_phase=is_two_phase)
+        why = await history.check(
+            conn,
+            source.slot,
+            slot_lsn,
+            start,
+            begin_lsn=found.begin_lsn,
+            low_lsn=found.low_lsn,
+            recorded=found.recorded,
+        )
+    if not why and found.copied_lsn > max(found.high_lsn, slot_lsn):
         return "a table was copied as of after all that is applied"
     return why
 

@@ -201,6 +201,11 @@ def test_f14_a_publisher_put_back_that_has_written_since_is_healed(
     dry = run_command(route, "heal", "--dry-run")
     assert (dry.returncode, "public.evt" in dry.stdout) == (1, True), dry
     assert _count(target_db) == 20
+    # A copy that was interrupted, of a table that the older publisher does not have.
+    target_db.execute(
+        "INSERT INTO parapply.copies (slot_id, schema_name, table_name, source_oid, state, start_lsn)"
+        " SELECT slot_id, 'public', 'later', 1, 'copying', 'F/0' FROM parapply.slots"
+    )
     assert run_command(route, "heal").returncode == 0
     check_equal(route)
     daemon = start_daemon(route)

@@ -229,18 +229,21 @@ def _slot_id(route: Route) -> int:
 
 
 def test_what_others_prepare_is_not_the_slots(
-    mallory: Mallory, new_slot: Callable[[Route], None], prepared: Callable[[str], None]
+    mallory: Mallory, new_slot: Callable[[Route], None], prepared: Callable[[str], None], run_command: RunCommand
 ) -> None:
-    """A name of a slot's and an LSN to come do not make the publisher look like an older copy of itself."""
+    """A name of a slot's and an LSN to come do not make the publisher look like an older copy; `drop` says it stays."""
     route = Route(source=mallory.route.source, target=mallory.route.target, target_dsn=mallory.route.target_dsn,
                   settings=FAST)  # fmt: skip
     new_slot(route)
-    prepared(f"parapply_{_slot_id(route)}_1000_FFFFFFFF/FFFFFFF0")
+    gid = f"parapply_{_slot_id(route)}_1000_FFFFFFFF/FFFFFFF0"
+    prepared(gid)
     daemon = Daemon(route)
     try:
         daemon.wait_caught_up()
     finally:
         daemon.end()
+    dropped = run_command(route, "drop", "--yes")
+    assert (dropped.returncode, gid in dropped.stdout) == (0, True), dropped
 
 
 def test_what_others_prepare_is_not_taken_for_applied(mallory: Mallory, prepared: Callable[[str], None]) -> None:

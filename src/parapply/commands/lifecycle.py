@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from parapply.amounts import few
 from parapply.connect import check_back, open_both
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
@@ -159,6 +160,9 @@ async def _remove_state(target: settings.Connection, schema: str, slot_id: int, 
     await prepared.roll_back(target, held)
     if held:
         click.echo(f"target: {len(held)} prepared transactions rolled back")
+    if others := await prepared.others(target, schema, slot_id):
+        names = printable(few(others))
+        click.echo(f"target: prepared by roles that may not write the state, and left: {names}")
     await state.drop_slot_state(target, schema, slot_id)
     if left := await origins.drop_origins(target, slot_id):
         click.echo(f"target: replication origins of the slot are left: {left}")

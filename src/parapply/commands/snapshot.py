@@ -184,6 +184,7 @@ class _Asking:
         )
 
     async def withdraw(self) -> None:
+        """Take the request back; the daemon does it for a session that is gone."""
         if self._request_id and not self._asking.closed:
             try:
                 await asyncio.shield(requests.withdraw(self._asking, self._schema, self._slot_id, self._request_id))

@@ -8,6 +8,7 @@ table are brought forward (`resume.py`), and the rest is copied from a later sna
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from parapply.copy.bar import Bar, CopyProgress
 from parapply.copy.load import CopyLoad, LoadOptions
 from parapply.copy.published import check_readable, published_tables
 from parapply.copy.snapshot import IS_LEFT, came_late, check_commands, check_unchanged
-from parapply.errors import ConfigError, ParapplyError, SourceRefused, TargetRefused
+from parapply.errors import ConfigError, ParapplyError, SlotLost, SourceRefused, TargetRefused
 from parapply.model import covers, format_lsn
 from parapply.printable import printable
 from parapply.source import ddl_queue, late_tables, refusals, slot
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 #: Seconds between two checks whether the daemon knows of the copy, and after which a message says what is waited for.
 _POLL_S = 0.02
 _PATIENCE_S = 3.0
+#: Seconds until a daemon has noted a new timeline, at most.
+_PROMOTION_S = 40.0
 _DIFFERS = "`parapply check` names what differs on the target"
 
 
@@ -328,6 +331,7 @@ class _Copy:
         await slot.check_room(self._source)
         await self.take_lock(slot_id)
         names = [table.full_name for table in tables]
+        await self._check_publisher()
         before_lsn = (await slot.position(self._source)).flush_lsn
         await copies.begin(self._target, schema, slot_id, names, before_lsn)
         failpoints.probe(failpoints.COPY_STATE)
@@ -435,23 +439,35 @@ class _Copy:
                 " would be neither in the copy nor in the stream",
                 hint="`parapply drop`, then `parapply init --copy`, during which two_phase is pending",
             )
-        await self._check_history(facts, found)
         published = await self._published(facts)
         return found, await self.known(found.slot_id, published), published
 
-    async def _check_history(self, facts: slot.SourceFacts, found: state.SlotState) -> None:
-        """Refuse a publisher that lost what is on the target, and note its timeline: the copy will be of that one.
+    async def _check_publisher(self) -> None:
+        """Refuse a publisher whose WAL lacks what is on the target, and note its timeline, which the copy will be of.
+
+        A daemon notes a promotion within half a minute, and until then the state is of the timeline before.
 
         Raises:
-            SourceRefused: it did.
+            SlotLost, SourceRefused: as at the daemon's start.
+            SourceLost: a standby has not come as far as the target.
         """
-        known = await connect.known_position(self._target, self._schema, found)
-        two_phase = self._config.source.two_phase
-        facts = await refusals.check(
-            self._source, facts, self._config.source.login, self._name, known, two_phase=two_phase
-        )
-        if facts.timeline != found.timeline:
-            await state.set_timeline(self._target, self._schema, found.slot_id, facts.timeline)
+        end_s = time.monotonic() + _PROMOTION_S
+        while True:
+            facts = await slot.inspect(self._source, self._name)
+            found = await connect.known_state(self._config, self._target, facts.system_identifier)
+            assert found is not None, "the caller has read it"
+            known = await connect.known_position(self._target, self._schema, found)
+            login, two_phase = self._config.source.login, self._config.source.two_phase
+            try:
+                facts = await refusals.check(self._source, facts, login, self._name, known, two_phase=two_phase)
+            except SlotLost:
+                if time.monotonic() > end_s or not await lease.holders(self._target, found.slot_id):
+                    raise
+                await asyncio.sleep(_POLL_S)
+                continue
+            if facts.timeline != found.timeline:
+                await state.set_timeline(self._target, self._schema, found.slot_id, facts.timeline)
+            return
 
     def chosen(self, known: copies.Copies, published: Sequence[PublishedTable]) -> list[PublishedTable]:
         paused = {row.name for row in known.tables if row.is_paused}

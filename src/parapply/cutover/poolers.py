@@ -64,7 +64,7 @@ def rewrite_entry(path: Path, database: str, words: Mapping[str, str | None]) ->
     """Give the database's line other words; None removes one. The file is replaced as a whole, or stays as it was.
 
     Raises:
-        ConfigError: as `read`, or a value cannot stand in the file.
+        ConfigError: as `read_entry`, or a value cannot stand in the file.
         ParapplyError: it cannot be written.
     """
     lines, number = _find(path, database)

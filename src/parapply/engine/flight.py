@@ -350,7 +350,12 @@ class Flight:
         if self.state.is_relaxed or head is None or head.batch is batch:
             return True
         batches = [self.state.jobs[seq].batch for seq in self._assigned]
-        if sum([one.n_places for one in batches]) + batch.n_places > self._most_places:
+        n_places = sum([one.n_places for one in batches]) + batch.n_places
+        # Each earlier one becomes the head, and starts then beside all that wait for their turn.
+        before = [
+            job.batch.n_places for seq, job in self.state.jobs.items() if seq < batch.seq and seq not in self._assigned
+        ]
+        if n_places + max(before, default=0) > self._most_places:
             return False
         if not batch.is_thin:
             return True

@@ -121,8 +121,10 @@ async def heal(config: Config, options: HealOptions) -> int:
     async with connect.open_both(config, "heal") as ends:
         run = await begin(config, options, ends, Voice(click.echo, partial(click.echo, err=True)))
         if run.lost is None:
+            why = run.found.unproved
             raise SourceRefused(
-                f"slot {config.source.slot!r} gives all that the target lacks: it needs no healing",
+                f"slot {config.source.slot!r} gives all that the target lacks: it needs no healing"
+                + (f"; that the publisher was not put back is not proved: {why}" if why else ""),
                 hint="`parapply run` applies it; `parapply verify` compares rows, and `parapply refresh --table` copies"
                 " a table again",
             )
@@ -144,6 +146,8 @@ async def begin(
 
     Raises:
         LeaseHeld: a daemon or another command works on the slot.
+        SlotBusy: a process on the publisher still reads it.
+        SourceRefused: the publisher is another one, or cannot decode from the slot on.
     """
     facts = await slot.inspect(ends.source, config.source.slot)
     await slot.check_publications(ends.source, config.source.publications)
@@ -161,14 +165,15 @@ async def begin(
     again = await connect.known_state(config, ends.target, facts.system_identifier)
     known = await connect.known_position(ends.target, config.target.state_schema, again)
     lost: SlotLost | None = None
+    unproved = ""
     try:
         two_phase = config.source.two_phase
         await refusals.check(ends.source, facts, config.source.login, config.source.slot, known, two_phase=two_phase)
-        if again is not None and connect.may_be_older(facts, again):
-            await connect.check_history(config, ends.source, facts, again)
+        if again is not None:
+            unproved = await connect.check_history(config, ends.source, facts.server_version_num, again)
     except SlotLost as error:
         lost = error
-    return HealRun(config, options, ends, voice, SlotFound(found.slot_id, facts, known, lost))
+    return HealRun(config, options, ends, voice, SlotFound(found.slot_id, facts, known, lost, unproved))
 
 
 async def _own(config: Config, ends: connect.Connections, slot_id: int, wait_s: float) -> None:
@@ -189,6 +194,7 @@ class SlotFound(NamedTuple):
     facts: slot.SourceFacts
     known: KnownPosition | None
     lost: SlotLost | None  # why it is; None: it gives all that the target lacks
+    unproved: str = ""  # why that is not proved of a publisher that may have been put back
 
 
 class HealRun:

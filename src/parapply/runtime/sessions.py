@@ -485,17 +485,19 @@ class Connector:
     async def _check_history(self, conn: slot.Connection, facts: slot.SourceFacts, found: state.SlotState) -> None:
         """Refuse a publisher that was put back to an older state, and has written since, where its slot is behind."""
         slot_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
+        if slot_lsn >= found.high_lsn:
+            if slot_lsn >= found.copied_lsn:
+                self._proved_us = facts.started_us
+            return
         # A server that has served this daemon since its start was not put back, unless with its memory: such a one, of
         # a virtual machine, has forgotten what its slot was told.
-        if slot_lsn >= found.high_lsn:
-            self._proved_us = facts.started_us
-            return
         is_told = slot_lsn >= found.confirmed_flush_lsn
         if is_told and self._server == (facts.system_identifier, facts.started_us):
             return
-        if not connect.may_be_older(facts, found):
+        if found.high_lsn <= found.begin_lsn:
+            # The watermark has not moved; the way back of a cut-over begins past its slot.
             return
-        why = await connect.check_history(self._config, conn, facts, found)
+        why = await connect.check_history(self._config, conn, facts.server_version_num, found)
         if why:
             self._log.warning("history_unproved", slot=self._config.source.slot, reason=why)
         else:

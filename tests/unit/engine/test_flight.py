@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from parapply.engine.flight import Flight, Given, LetGo, News
 from parapply.engine.job import SetJob, StreamJob
 from parapply.engine.state import EngineState
 from parapply.plan.batch import Batch
+from tests.unit.changes_model import PLAIN
+from tests.unit.dependency_model import batch_of
 
 if TYPE_CHECKING:
     from parapply.model import Transaction
@@ -50,6 +54,22 @@ def test_batches_have_no_more_locks_together_than_the_target_has_room_for() -> N
     assert not flight.wants(fourth.batch)
     assert flight.ask(3) == []
     assert flight.committed(second, 2.0) == [Given(3, fourth)]
+
+
+def test_a_later_batch_leaves_locks_for_an_earlier_one_that_waits() -> None:
+    """The earlier one becomes the head, and starts whatever the later one holds until its turn."""
+    flight = Flight(EngineState(0, 0.0), most_places=10)
+    alone = replace(PLAIN.plan(0), is_table_exclusive=True)
+    first, second = [SetJob(batch_of(seq, alone, b"%d" % seq), {}) for seq in (1, 2)]
+    third = _job(3)
+    for job, n_places in ((first, 1), (second, 7), (third, 5)):
+        job.batch.n_places = n_places
+        flight.submit(job, 0.0)
+    assert flight.ask(1) == [Given(1, first)]
+    assert flight.ask(2) == []
+    assert flight.committed(first, 1.0) == [Given(2, second)]
+    assert flight.ask(1) == []
+    assert flight.committed(second, 2.0) == [Given(1, third)]
 
 
 def test_a_question_taken_back_has_no_answer() -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from parapply.engine.intake import BatchSizing, Closing, Hold, Throttle
 from parapply.engine.job import Alone, LargeJob, SetJob
-from parapply.errors import ParapplyError
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.plan.batch import Batch, Limits
@@ -77,6 +76,8 @@ class Batcher:
         self._clock = asyncio.get_running_loop().time
         self._seq = 0
         self._open: SetJob | None = None
+        #: True once transactions that were read are in no batch: a change among them could not be read.
+        self._is_torn = False
         #: Transactions without code on the target since the last one with code.
         self._n_between = 0
         #: The large transaction that has begun and not come whole. Read by progress, requests and the epoch.
@@ -125,7 +126,7 @@ class Batcher:
     @property
     def holds_nothing(self) -> bool:
         """Return whether every byte read is in the worker pool's hands or has passed through it."""
-        return self._open is None and self.large is None and not self.reader.is_inside_transaction
+        return self._open is None and self.large is None and not (self.reader.is_inside_transaction or self._is_torn)
 
     @property
     def oldest_commit_time_us(self) -> int | None:
@@ -158,9 +159,9 @@ class Batcher:
         job = self._open or self._begin()
         try:
             at = job.batch.add_run(transactions, at, self.tables.plans, self._limits)
-        except ParapplyError:
+        except BaseException:
             # Half a transaction must not reach a worker: all of the batch is sent again.
-            self._open = None
+            self._open, self._is_torn = None, True
             raise
         job.times.received_s = self.reader.heard_s
         if self._notes_transactions:
@@ -212,9 +213,9 @@ class Batcher:
         job = self._open or self._begin()
         try:
             job.batch.add(transaction, self.tables.plans)
-        except ParapplyError:
+        except BaseException:
             # Half of it must not reach a worker, as in `add_run`.
-            self._open = None
+            self._open, self._is_torn = None, True
             raise
         job.times.received_s = self.reader.heard_s
         if self._notes_transactions:

@@ -139,8 +139,9 @@ class SlotReader:
         try:
             found += self._drained()
         except ParapplyError as error:
-            # For the next read.
+            # For the next read. A keep-alive behind the error would move the watermark past what is not returned.
             self._failure = error
+            self.stream.keepalive = None
             self._readable.set()
         return found
 

@@ -84,6 +84,18 @@ async def check_possible(conn: Connection) -> None:
         )
 
 
+async def others(conn: Connection, schema: str, slot_id: int) -> list[str]:
+    """Return the names under which roles that may not write the state have prepared, of the form of a slot's.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    here = "database = pg_catalog.current_database() AND pg_catalog.starts_with(gid, $1)"
+    query = sql.SQL(f"SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE {here} AND ({_OURS}) IS NOT TRUE")  # noqa: S608
+    with target_errors("reading what is prepared"):
+        return [str(gid) for (gid,) in await rows(conn, query, [f"parapply_{slot_id}_", schema])]
+
+
 async def check_no_orphans(conn: Connection) -> None:
     """Refuse a target with transactions prepared by a built-in subscription that no longer exists.
 

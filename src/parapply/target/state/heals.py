@@ -113,8 +113,9 @@ async def finish(  # noqa: PLR0913  the columns of a row
         schema,
     )
     others = in_schema(
-        "UPDATE {s}.copies SET published_by = '', start_lsn = LEAST(start_lsn, $3::pg_lsn)"
-        " WHERE slot_id = $1::int AND state = 'copied' AND source_oid <> ALL ($2::bigint[])",
+        "UPDATE {s}.copies SET published_by = CASE state WHEN 'copied' THEN '' ELSE published_by END,"
+        " start_lsn = LEAST(start_lsn, $3::pg_lsn)"
+        " WHERE slot_id = $1::int AND state <> 'waiting' AND source_oid <> ALL ($2::bigint[])",
         schema,
     )
     with target_errors("noting that the slot is healed"):

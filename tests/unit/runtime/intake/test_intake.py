@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from parapply.engine.job import Job
+    from parapply.model import Transaction
+    from parapply.runtime.intake.reader import Taker
     from parapply.runtime.tables.copied import Copied
     from parapply.runtime.tables.plans import TablePlans
     from parapply.source.catch_up_stream import CatchUpStream
@@ -679,6 +681,38 @@ async def test_nothing_leaves_twice_before_a_change_that_cannot_be_read() -> Non
             await task
         assert [transaction.end_lsn for transaction in (await worker).batch.transactions] == [0x1130]
         assert len(lab.pool.flight.state.jobs) == 1
+
+
+async def test_a_keep_alive_behind_what_cannot_be_read_is_not_taken() -> None:
+    """It would say that everything before it was returned, and the watermark would pass what was not."""
+    lab = _Lab()
+
+    class _TakesNothing:
+        def take_first(self, transactions: list[Transaction]) -> list[Transaction]:
+            return transactions
+
+    lab.reader.start(cast("Taker", _TakesNothing()))
+    task = asyncio.create_task(lab.reader.read())
+    await settle()
+    lab.stream.feed(*lab.transaction())
+    lab.stream.waiting.append([*lab.transaction(), build.xlog_data(b"B", send_time_us=1)])
+    lab.stream.keepalive = Keepalive(end_lsn=0x9000, send_time_us=1, reply_requested=False)
+    assert [transaction.end_lsn for transaction in await task] == [0x1130]
+    assert lab.reader.take_keepalive() is None
+    with pytest.raises(ProtocolError):
+        await lab.reader.read()
+
+
+async def test_a_batch_with_a_change_that_cannot_be_read_is_not_passed() -> None:
+    """All of it comes again, so a keep-alive that was behind its first transactions says nothing any more."""
+    lab = _Lab()
+    async with lab.running() as task:
+        await lab.read(*lab.transaction())
+        lab.stream.feed(*lab.transaction(build.insert(build.row(build.text(b"1")), oid=OID)))
+        with pytest.raises(ProtocolError):
+            await task
+        assert lab.batcher.is_empty
+        assert not lab.batcher.holds_nothing
 
 
 @pytest.mark.parametrize("n_transactions", [0, 1])
