@@ -91,6 +91,33 @@ def test_what_a_late_key_frees_is_taken_whole_at_the_head(pair: Pair) -> None:
 
 @pytest.mark.in_turn("order")
 @pytest.mark.parametrize("order", ["preserve", "relaxed"])
+def test_a_failure_that_passes_does_not_apply_the_second_half_twice(pair: Pair, order: str) -> None:
+    """The head's statements are cancelled once: it goes on in halves, each under its own record with its own rows."""
+    pair.create(
+        f"{_HOLD} CREATE TABLE other (id int PRIMARY KEY, v int); INSERT INTO other VALUES (1, 0);"
+        "CREATE TABLE noted (v int)"
+    )
+    pair.write("INSERT INTO noted VALUES (-1)")
+    with pair.target.connect() as foreign:
+        with _held(pair, settings={"apply.commit_order": order}) as daemon:
+            foreign.execute("BEGIN; SELECT FROM other WHERE id = 1 FOR UPDATE")
+            pair.write(*(f"INSERT INTO noted VALUES ({number})" for number in range(3 * _SMALLEST)))
+            pair.write("UPDATE other SET v = 1")
+        pair.target.wait_until(f"{WORKER_IS_BLOCKED} AND (SELECT v FROM hold) = 1")
+        pair.target.execute(
+            "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name LIKE 'parapply worker%' AND wait_event_type = 'Lock'"
+        )
+        daemon.wait_for_event("batch_retried")
+        foreign.execute("COMMIT")
+    daemon.wait_caught_up()
+    daemon.stop()
+    pair.check_equal()
+    assert [event["reason"] for event in daemon.events_of("batch_retried")] == ["57014"]
+
+
+@pytest.mark.in_turn("order")
+@pytest.mark.parametrize("order", ["preserve", "relaxed"])
 def test_one_conflict_costs_its_batch_a_few_parts(pair: Pair, order: str) -> None:
     """Of 600 transactions with one conflict at most 64 are applied row by row, and one conflict is recorded (T-69)."""
     pair.create(f"{_HOLD} CREATE TABLE t (id int PRIMARY KEY, v text)")

@@ -132,9 +132,10 @@ class Epoch:
             ends.control_pool,
             figures,
         )
+        # Of what comes in pieces only the watermark says that it is applied: above it only whole transactions may lie.
+        is_smaller = config.apply.max_changes_per_s and ends.state.high_lsn <= ends.state.low_lsn
         self._piece_bytes = min(
-            _THROTTLED_PIECE_BYTES if config.apply.max_changes_per_s else _PIECE_BYTES,
-            config.apply.memory_limit_bytes // 4,
+            _THROTTLED_PIECE_BYTES if is_smaller else _PIECE_BYTES, config.apply.memory_limit_bytes // 4
         )
         self._spill = Spill(config.apply.spill_dir, config.apply.spill_limit_bytes, spill_room)
         self._streams = StreamBuffers(self._spill, self._stream_limits(self._piece_bytes))

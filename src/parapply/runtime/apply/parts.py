@@ -117,7 +117,7 @@ class PartApply:
         is_stale = classify(failure) is FailureClass.STALE or found_code(failure, sets.all)
         if sets.may_not_change_role(failure):
             self._kit.builder.may_change_role, is_stale = False, True
-        return await self._apply(job, sets if is_same and not is_stale else None)
+        return await self._apply(job, sets if is_same and not is_stale and not was_at_head else None)
 
     def _begin(self, job: SetJob, why: str, *, has_failed: bool) -> None:
         job.attempts += 1
@@ -273,7 +273,9 @@ class PartApply:
         sets: SetCommands | None,
     ) -> None:
         plans = self._kit.tables.plans_from(resume.plans)
-        if sets is None:
+        is_whole = len(transactions) == len(job.batch.transactions)
+        # Those given are of the whole batch: under the record of a part the others would be applied twice.
+        if sets is None or not is_whole:
             sets = await self._planned(job, resume, part, plans)
             if sets is None:
                 return
@@ -292,8 +294,7 @@ class PartApply:
                 resume.suspects = sets.suspects(failure) if failure.statement >= 0 else []
             resume.halving.failed()
             return
-        if len(transactions) == len(job.batch.transactions):
-            resume.is_whole = True
+        resume.is_whole |= is_whole
         resume.committed(dict(plans.current), self._kit.new_attempts())
 
     async def _planned(self, job: SetJob, resume: Resume, part: BatchPart, plans: Plans) -> SetCommands | None:

@@ -289,7 +289,8 @@ class Requests:
     def _stands_at(self, lsn: int) -> bool:
         batcher = self._batcher
         has_come = self._admission.hold.is_reached or (not batcher.is_taking and batcher.received_lsn >= lsn)
-        return has_come and not self._engine.jobs and batcher.is_empty and batcher.large is None
+        is_empty = batcher.is_empty and batcher.large is None and not batcher.is_torn
+        return has_come and not self._engine.jobs and is_empty
 
     async def _sleep(self) -> None:
         self.moved.clear()

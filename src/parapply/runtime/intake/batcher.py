@@ -77,7 +77,8 @@ class Batcher:
         self._seq = 0
         self._open: SetJob | None = None
         #: True once transactions that were read are in no batch: a change among them could not be read.
-        self._is_torn = False
+        #: Read by requests.
+        self.is_torn = False
         #: Transactions without code on the target since the last one with code.
         self._n_between = 0
         #: The large transaction that has begun and not come whole. Read by progress, requests and the epoch.
@@ -126,7 +127,7 @@ class Batcher:
     @property
     def holds_nothing(self) -> bool:
         """Return whether every byte read is in the worker pool's hands or has passed through it."""
-        return self._open is None and self.large is None and not (self.reader.is_inside_transaction or self._is_torn)
+        return self._open is None and self.large is None and not (self.reader.is_inside_transaction or self.is_torn)
 
     @property
     def oldest_commit_time_us(self) -> int | None:
@@ -161,7 +162,7 @@ class Batcher:
             at = job.batch.add_run(transactions, at, self.tables.plans, self._limits)
         except BaseException:
             # Half a transaction must not reach a worker: all of the batch is sent again.
-            self._open, self._is_torn = None, True
+            self._open, self.is_torn = None, True
             raise
         job.times.received_s = self.reader.heard_s
         if self._notes_transactions:
@@ -215,7 +216,7 @@ class Batcher:
             job.batch.add(transaction, self.tables.plans)
         except BaseException:
             # Half of it must not reach a worker, as in `add_run`.
-            self._open, self._is_torn = None, True
+            self._open, self.is_torn = None, True
             raise
         job.times.received_s = self.reader.heard_s
         if self._notes_transactions:
