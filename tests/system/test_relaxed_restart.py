@@ -174,3 +174,25 @@ def test_t2_the_publisher_is_told_no_more_than_the_state_says(pair: Pair) -> Non
     assert _rows(pair) == ([501, 502], [0, 503])
     daemon.stop()
     pair.check_equal()
+
+
+def test_a_throttle_makes_no_pieces_of_what_lies_above_the_watermark(pair: Pair) -> None:
+    """Half a megabyte that was whole comes whole again, is known by its record, and is left out."""
+    pair.create(_TABLES)
+    pair.write("INSERT INTO item VALUES (1, 0)", "INSERT INTO evt VALUES (1)")
+    pair.drain()
+    settings = {**_SETTINGS, "apply.max_batch_transactions": 2}
+    with foreign_transaction(pair.target, _LOCK.format(1)):
+        pair.write(
+            _TRANSACTIONS[501], "UPDATE item SET v = 7 WHERE id = 1", "INSERT INTO evt SELECT generate_series(1, 2000)",
+            _TRANSACTIONS[504],
+        )  # fmt: skip
+        first = pair.start(settings=settings)
+        pair.target.wait_until("SELECT count(*) = 2002 FROM evt")
+        first.kill()
+        second = pair.start_only(settings={**settings, "apply.max_changes_per_s": 1_000_000})
+        second.wait_for_event("daemon_started")
+        pair.target.execute(_END_WORKERS)
+    second.wait_caught_up()
+    second.stop()
+    pair.check_equal()
