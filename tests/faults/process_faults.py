@@ -79,7 +79,8 @@ def f1_ranges(run: Round) -> None:
     for point in (failpoints.RANGE_READ, failpoints.HANDED_OVER):
         if run.daemon.is_running():
             run.daemon.kill()
-        run.work()
+        # More than is left to the stream.
+        run.work(200, 300)
         # While a session still reads it, the stream would be asked first.
         run.source.wait_until(f"SELECT NOT active FROM pg_replication_slots WHERE slot_name = '{run.route.slot}'")
         run.start(settings=settings, environ={"PARAPPLY_FAILPOINT": f"{point}:kill"})

@@ -282,3 +282,21 @@ def f24(run: Round) -> None:
                     break
             connection.execute("ROLLBACK")
     run.daemon.check_running()
+
+
+@fault("F24", "statements of workers cancelled while they wait for a row")
+def f24_cancelled(run: Round) -> None:
+    """A failure that passes, of the head and of batches that have become large behind it."""
+    with run.target.connect(application_name="foreign") as connection:
+        connection.execute("SET deadlock_timeout = '10s'")
+        for _ in range(4):
+            connection.execute("BEGIN")
+            connection.execute("SELECT FROM acct WHERE id <= 20 ORDER BY id FOR UPDATE")
+            if not run.options.is_standby:
+                run.work(100, 200)
+            run.target.execute(
+                "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND application_name LIKE 'parapply worker%' AND wait_event_type = 'Lock'"
+            )
+            connection.execute("ROLLBACK")
+    run.daemon.check_running()
