@@ -20,6 +20,7 @@ from parapply.source import failover, history, options, refusals, slot, waits
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.state import cutovers
 from parapply.target.state import slots as state
+from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -289,13 +290,14 @@ def new_slot(config: Config, facts: slot.SourceFacts, low_lsn: int) -> state.New
     )
 
 
-async def check_back(config: Config, source: slot.Connection, facts: slot.SourceFacts) -> None:
+async def check_back(config: Config, source: slot.Connection, facts: slot.SourceFacts, *, copies: bool = False) -> None:
     """Refuse the slot of the way back of a cut-over under way: the stream ahead runs, and rows would go round.
 
     Args:
         config: slot.
         source: session on the publisher, which a cut-over makes the one that takes over.
         facts: of the publisher. Its facts of the slot are no newer than the state that is read here.
+        copies: tables are to be copied, which the last look of the cut-over would take for late writes of clients.
 
     Raises:
         SourceRefused: the cut-over has not come to the step at which the way back begins.
@@ -305,7 +307,8 @@ async def check_back(config: Config, source: slot.Connection, facts: slot.Source
         return
     name = config.source.slot
     with slot.source_errors("looking for a cut-over"):
-        step = await cutovers.step_before_back(source, facts.state_schemas, name)
+        until = {"until": CutoverStep.DONE} if copies else {}
+        step = await cutovers.step_before_back(source, facts.state_schemas, name, **until)
     if step:
         raise SourceRefused(
             f"source: slot {name!r} is the way back of a cut-over that is under way there, at the step {step}",

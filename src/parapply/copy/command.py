@@ -421,7 +421,8 @@ class _Copy:
 
     async def check_not_cut_over(self, slot_id: int) -> None:
         """Refuse a target that takes over, and a source that has not taken over yet."""
-        await connect.check_back(self._config, self._source, await slot.inspect(self._source, self._name))
+        facts = await slot.inspect(self._source, self._name)
+        await connect.check_back(self._config, self._source, facts, copies=True)
         await cutovers.check_may_write(self._target, self._schema, slot_id, self._name, until=cutovers.COPIES_STOP)
 
     async def slot_tables(self) -> tuple[state.SlotState, copies.Copies, list[PublishedTable]]:

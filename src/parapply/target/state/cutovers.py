@@ -237,13 +237,16 @@ async def _close(conn: Connection, schema: str) -> None:
             await conn.execute(in_schema(f"REVOKE {right} FROM PUBLIC", schema))
 
 
-async def step_before_back(conn: Connection, schemas: Collection[str], slot_name: str) -> str:
+async def step_before_back(
+    conn: Connection, schemas: Collection[str], slot_name: str, *, until: CutoverStep = _BACK_BEGINS
+) -> str:
     """Return the step of a cut-over whose way back is a slot, as long as nothing may apply the slot; empty: it may.
 
     Args:
         conn: session on the slot's server, of any role.
         schemas: that may be state schemas there.
         slot_name: slot.
+        until: step from which on it may be applied.
     """
     names = list(schemas)
     open_ones = await rows(
@@ -257,7 +260,7 @@ async def step_before_back(conn: Connection, schemas: Collection[str], slot_name
         ),
         [names],
     )
-    later = [step.value for step in CutoverStep if not step.is_before(_BACK_BEGINS)]
+    later = [step.value for step in CutoverStep if not step.is_before(until)]
     for (schema,) in open_ones:
         query = in_schema("SELECT step FROM {s}.cutovers WHERE reverse_slot = $1 AND step <> ALL ($2::text[])", schema)
         if found := await rows(conn, query, [slot_name, later]):
