@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 # Longer than the publisher's wal_sender_timeout.
 _LOCK_S = 13.0
 _PEAK_LIMIT_BYTES = 400 * 1024 * 1024
-# In the name of COMMIT, and of the record of a flight that commits at its end; and ReadyForQuery after that.
+# In the name of COMMIT, and of the record of a flight that commits at its end. ReadyForQuery after that, or the tag:
+# of transactions in flights, one ahead of the answers, no end is sent before they come.
 _COMMIT = b"to commit\0"
-_COMMIT_DONE = b"Z\0\0\0\5I"
+_COMMIT_DONE = (b"Z\0\0\0\5I", b"COMMIT\0")
 _CLOCK_LIBRARIES = ("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1", "/usr/lib/faketime/libfaketime.so.1",
                     "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1")  # fmt: skip
 _CLOCK = next((path for path in _CLOCK_LIBRARIES if Path(path).exists()), "")
