@@ -307,8 +307,8 @@ async def check_back(config: Config, source: slot.Connection, facts: slot.Source
         return
     name = config.source.slot
     with slot.source_errors("looking for a cut-over"):
-        until = {"until": CutoverStep.DONE} if copies else {}
-        step = await cutovers.step_before_back(source, facts.state_schemas, name, **until)
+        until = CutoverStep.DONE if copies else cutovers.BACK_BEGINS
+        step = await cutovers.step_before_back(source, facts.state_schemas, name, until=until)
     if step:
         raise SourceRefused(
             f"source: slot {name!r} is the way back of a cut-over that is under way there, at the step {step}",

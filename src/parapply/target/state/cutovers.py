@@ -30,7 +30,7 @@ _DAEMON_STOPS: Final = CutoverStep.STOPPING
 #: No table is copied from here on, because the target is compared, and then opened, as it is.
 COPIES_STOP: Final = CutoverStep.FENCING
 #: No daemon applies the slot of the way back before this step: the stream ahead runs, and rows would go round.
-_BACK_BEGINS: Final = CutoverStep.OPENING
+BACK_BEGINS: Final = CutoverStep.OPENING
 #: Rights of every role while a cut-over is under way, because the role that reads the way back has no other right here.
 _READ_BY_ALL: Final = "USAGE ON SCHEMA {s}", "SELECT (step, reverse_slot) ON {s}.cutovers"
 
@@ -237,9 +237,7 @@ async def _close(conn: Connection, schema: str) -> None:
             await conn.execute(in_schema(f"REVOKE {right} FROM PUBLIC", schema))
 
 
-async def step_before_back(
-    conn: Connection, schemas: Collection[str], slot_name: str, *, until: CutoverStep = _BACK_BEGINS
-) -> str:
+async def step_before_back(conn: Connection, schemas: Collection[str], slot_name: str, *, until: CutoverStep) -> str:
     """Return the step of a cut-over whose way back is a slot, as long as nothing may apply the slot; empty: it may.
 
     Args:
