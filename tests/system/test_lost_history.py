@@ -42,6 +42,22 @@ def _put(data: Path, at: Path) -> None:
     subprocess.run(["cp", "-a", str(data), str(at)], check=True)
 
 
+def _keep(server: PgServer) -> Path:
+    """Return a copy of a server's files as they are now; it runs before and afterwards."""
+    older = server.directory / "older"
+    server.stop()
+    _put(server.data_dir, older)
+    server.start()
+    return older
+
+
+def _put_back(server: PgServer, older: Path) -> None:
+    """Crash a server, and start it with older files of its own."""
+    server.kill()
+    _put(older, server.data_dir)
+    server.start()
+
+
 def _standby_of(primary: PgServer, standby: PgServer) -> None:
     """Make a server the streaming standby of a stopped one, which runs afterwards."""
     standby.stop()
@@ -160,16 +176,11 @@ def test_f14_a_publisher_put_back_is_refused_where_keep_alives_alone_have_moved_
     """Nothing was applied, so no record says what the publisher had; what it writes after the copy is not left out."""
     server = own_servers("publisher")
     route = plain_route(create_database(server, "source"), target_db, new_slot)
-    older = server.directory / "older"
-    server.stop()
-    _put(server.data_dir, older)
-    server.start()
+    older = _keep(server)
     route.source.execute("CREATE TABLE apart (v int); INSERT INTO apart SELECT generate_series(1, 1000)")
     end_lsn = route.source.rows("SELECT pg_current_wal_lsn()")[0][0]
     assert start_daemon(route, "--until", end_lsn).exit_code(60) == 0
-    server.kill()
-    _put(older, server.data_dir)
-    server.start()
+    _put_back(server, older)
     commit_each(route.source, 1, 2000)
     assert route.source.rows(f"SELECT pg_current_wal_lsn() > '{end_lsn}'") == [(True,)]
     _check_refused(start_daemon(route), "sends another transaction that ends at", "put back to an older state")
@@ -185,17 +196,12 @@ def test_f14_a_publisher_put_back_that_has_written_since_is_healed(
     """Rows that only the target has go, as with any heal; the dry run names the table and does nothing."""
     server = own_servers("publisher")
     route = plain_route(create_database(server, "source"), target_db, new_slot)
-    older = server.directory / "older"
-    server.stop()
-    _put(server.data_dir, older)
-    server.start()
+    older = _keep(server)
     daemon = start_daemon(route)
     commit_each(route.source, 1, 20)
     daemon.wait_caught_up()
     daemon.kill()
-    server.kill()
-    _put(older, server.data_dir)
-    server.start()
+    _put_back(server, older)
     commit_each(route.source, 101, 400)
     _check_refused(start_daemon(route), "sends no transaction, or another one", "put back to an older state", "heal")
     dry = run_command(route, "heal", "--dry-run")
@@ -317,16 +323,11 @@ def test_f14_a_publisher_put_back_to_before_the_copy_of_a_table_is_refused(
     commit_each(route.source, 1, 20)
     daemon.wait_caught_up()
     daemon.stop()
-    older = server.directory / "older"
-    server.stop()
-    _put(server.data_dir, older)
-    server.start()
+    older = _keep(server)
     commit_each(route.source, 21, 300)
     done = run_command(route, "refresh", "--table", "public.evt", "--truncate")
     assert (done.returncode, _count(target_db)) == (0, 300), done.stderr
-    server.kill()
-    _put(older, server.data_dir)
-    server.start()
+    _put_back(server, older)
     route.source.execute("INSERT INTO evt VALUES (1000)")
     _check_refused(start_daemon(route), "the publisher's WAL ends at", "put back to an older state")
 
@@ -343,10 +344,7 @@ def test_f14_a_slot_more_than_a_gigabyte_behind_does_not_hide_an_older_copy(
     """A publisher that only crashed is taken again; without an old transaction's end its slot is as far behind."""
     server = own_servers("publisher", settings={"wal_init_zero": "off", "max_wal_size": "8GB"})
     route = plain_route(create_database(server, "source"), target_db, new_slot)
-    older = server.directory / "older"
-    server.stop()
-    _put(server.data_dir, older)
-    server.start()
+    older = _keep(server)
     daemon = start_daemon(route)
     with foreign_transaction(route.source, "SELECT pg_current_xact_id()"):
         commit_each(route.source, 1, 20)
@@ -363,9 +361,7 @@ def test_f14_a_slot_more_than_a_gigabyte_behind_does_not_hide_an_older_copy(
     daemon.wait_caught_up()
     daemon.kill()
     assert daemon.events_of("history_unproved") == []
-    server.kill()
-    _put(older, server.data_dir)
-    server.start()
+    _put_back(server, older)
     _pass_a_gigabyte(route.source)
     commit_each(route.source, 1, 10)
     _pass_a_gigabyte(route.source)
