@@ -78,6 +78,8 @@ async def look(  # noqa: PLR0913  both ends, and what is known
         changes = await _with_partitions(source, target, config, known, changes, parts)
     if not known.is_listed:
         changes += await _unlisted(source, target, config, slot_id, known, now, is_gap=gap_lsn is not None)
+    if gap_lsn is not None:
+        await copies.note_gap(target, config.target.state_schema, slot_id, gap_lsn)
     await copies.note_published(target, config.target.state_schema, slot_id, changes)
     return Found(bool(changes), altered)
 
@@ -167,7 +169,8 @@ async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
 ) -> list[copies.PublishedChange]:
     """Note tables of which changes may be missing, and how all are published, for a slot that was begun without a copy.
 
-    A table that was not published before is applied from its first change on.
+    A table that was not published before is applied from its first change on, unless a publication was missing since
+    the last look: changes of a table may be missing then that no look has seen.
     """
     schema = config.target.state_schema
     listed = {row.source_oid for row in known.tables}
@@ -175,7 +178,7 @@ async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
     reasons = {
         oid: reason
         for oid, marks in now.items()
-        if oid in before and oid not in listed
+        if (is_gap or oid in before) and oid not in listed
         if (reason := publishing.why_incomplete("" if is_gap else before[oid], marks))
     }
     # A partition that left a table whose rows are left out is published for the first time, and has rows.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from parapply import failpoints
 from parapply.errors import SourceLost
 from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
@@ -278,6 +279,34 @@ async def test_a_refused_query_ends_the_connection(source_db: Database, *, past_
     finally:
         await reader.close()
         await stream.close()
+
+
+@BOTH
+@pytest.mark.pg_majors(18)
+async def test_a_warning_comes_with_the_first_frames_of_its_range(source_db: Database, *, past_libpq: bool) -> None:
+    """Publications of a time when one was missing: a range that fails behind these frames does not take it along."""
+    name = f"{source_db.dbname}_a"
+    _prepare(source_db, name)
+    source_db.execute("ALTER PUBLICATION p RENAME TO away")
+    source_db.execute("INSERT INTO t VALUES (1)")
+    source_db.execute("ALTER PUBLICATION away RENAME TO p")
+    source_db.execute("INSERT INTO t VALUES (2)")
+    limits = RangeLimits(range_bytes=1 << 24, enter_bytes=0, leave_bytes=0, buffer_bytes=1 << 26)
+    failpoints.arm({"PARAPPLY_FAILPOINT": "range_part:raise-lost"})
+    try:
+        async with _reading(source_db, name, past_libpq=past_libpq, limits=limits) as reader:
+            readable = asyncio.Event()
+            reader.resume_reading(readable.set)
+            async with asyncio.timeout(20):
+                await readable.wait()
+            gap_lsn = reader.gap_lsn
+            assert reader.drain(1 << 17)
+            assert reader.is_unfinished
+            assert gap_lsn is not None
+            reader.forget_gap(gap_lsn)
+            assert reader.gap_lsn is None
+    finally:
+        failpoints.arm({})
 
 
 async def test_the_copy_begins_at_the_watermark(source_db: Database) -> None:

@@ -13,6 +13,8 @@ from tests.fixtures.plain import FAST, check_equal
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
@@ -113,6 +115,36 @@ def test_a_publication_that_is_made_again(
     assert run_command(route, "snapshot", "--", "true").returncode != 0
     assert list(_waiting(route)) == ["t"]
     daemon.stop()
+
+
+@pytest.mark.pg_majors(18)
+@pytest.mark.parametrize("has_looked", [True, False])
+def test_a_publication_that_was_missing_while_nothing_ran(
+    source_db: Database,
+    target_db: Database,
+    init_route: Callable[[Route], None],
+    start_daemon: StartDaemon,
+    *,
+    has_looked: bool,
+) -> None:
+    """It is back before any look, and a warning in the stream is the only sign: the state has it before the rows."""
+    for database in (source_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    init_route(route)
+    if has_looked:
+        daemon = start_daemon(route)
+        target_db.wait_until("SELECT count(*) = 1 FROM parapply.marks")
+        daemon.stop()
+    source_db.execute("ALTER PUBLICATION pub RENAME TO away")
+    source_db.execute("INSERT INTO t VALUES (1)")
+    source_db.execute("ALTER PUBLICATION away RENAME TO pub")
+    source_db.execute("INSERT INTO t VALUES (2)")
+    ((end_lsn,),) = source_db.rows("SELECT pg_current_wal_lsn()")
+    assert start_daemon(route, "--until", end_lsn).exit_code() == 0
+    assert "published" in _waiting(route)["t"]
+    assert target_db.rows("SELECT id FROM t") == []
 
 
 @pytest.mark.pg_majors(15)

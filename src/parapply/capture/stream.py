@@ -295,13 +295,12 @@ class CapturedStream:
         return found
 
     @property
-    def has_gap(self) -> bool:
-        """See `SlotStream`."""
-        return False
-
-    def take_gap(self) -> int | None:
+    def gap_lsn(self) -> int | None:
         """Return nothing: a capture has no gap."""
         return None
+
+    def forget_gap(self, lsn: int) -> None:
+        """See `SlotStream`."""
 
     def send_status(
         self,

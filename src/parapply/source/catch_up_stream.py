@@ -296,7 +296,7 @@ class CatchUpStream:
         """Read one range after the other, from this one on that was asked for, until the last one is known."""
         while number is not None or (number := await self._ask(reader)) is not None:
             try:
-                end = await reader.read(partial(self._take, number))
+                end = await reader.read(partial(self._take, reader, number))
             except SourceLost:
                 if self._order.wants(number):
                     raise
@@ -320,13 +320,18 @@ class CatchUpStream:
         return None
 
     def _end(self, reader: RangeReader, number: int, end: RangesEnd) -> None:
-        if reader.transport.has_gap and self._order.wants(number):
-            reader.transport.has_gap = False
-            self._stream.note_gap(end.lsn)
+        self._note_gap(reader, number)
         self._order.end(number, *end)
         self._ring()
 
-    async def _take(self, number: int, frames: list[bytes], n_bytes: int) -> None:
+    def _note_gap(self, reader: RangeReader, number: int) -> None:
+        """Note a warning before anything of its range can be drained: the range may fail before its end."""
+        if reader.transport.has_gap and self._order.wants(number):
+            reader.transport.has_gap = False
+            self._stream.note_gap(reader.asked.end_lsn)
+
+    async def _take(self, reader: RangeReader, number: int, frames: list[bytes], n_bytes: int) -> None:
+        self._note_gap(reader, number)
         self._order.add(number, frames, n_bytes)
         self._ring()
         await self._until(lambda: self._order.may_read(number))
@@ -398,13 +403,13 @@ class CatchUpStream:
         return found
 
     @property
-    def has_gap(self) -> bool:
-        """See `ReplicationStream.has_gap`."""
-        return self._stream.has_gap
+    def gap_lsn(self) -> int | None:
+        """Return the LSN before which a publication was missing; None: none was, as far as known."""
+        return self._stream.gap_lsn
 
-    def take_gap(self) -> int | None:
-        """See `ReplicationStream.take_gap`."""
-        return self._stream.take_gap()
+    def forget_gap(self, lsn: int) -> None:
+        """See `ReplicationStream.forget_gap`."""
+        self._stream.forget_gap(lsn)
 
     def send_status(
         self, written_lsn: int, flushed_lsn: int, applied_lsn: int, *, reply_requested: bool = False

@@ -51,7 +51,8 @@ class RangeReader:
         self._front = front
         self._copy = f"parapply_catch_up_{connection.info.backend_pid}"
         self._has_copy = False
-        self._asked = Asked(0, 0)
+        #: Range that was asked for last.
+        self.asked = Asked(0, 0)
         #: After the last range that was read.
         self._position: RangePosition | None = None
         #: Ranges read whole.
@@ -91,8 +92,8 @@ class RangeReader:
                 failpoints.probe(failpoints.SLOT_MOVED)
         except QueryFailed as failure:
             raise self.refused(failure) from failure
-        self._asked = front.begin(position, self._copy)
-        query = catch_up.range_sql(self._copy, self._asked.end_lsn, self._plan.options)
+        self.asked = front.begin(position, self._copy)
+        query = catch_up.range_sql(self._copy, self.asked.end_lsn, self._plan.options)
         try:
             self.is_unfinished = True
             await self.transport.ask(query, position.clock_us)
@@ -171,9 +172,9 @@ class RangeReader:
         self._front.look(position)
         failpoints.probe(failpoints.RANGE_READ)
         if has_stream:
-            return self._front.end_inside(self._asked, catch_up.end_lsn_of(last) if last else None)
+            return self._front.end_inside(self.asked, catch_up.end_lsn_of(last) if last else None)
         self.n_read += 1
-        return self._front.end_of(self._asked, position, size_bytes // max(n_messages, 1))
+        return self._front.end_of(self.asked, position, size_bytes // max(n_messages, 1))
 
     async def leave(self) -> None:
         """Drop the copy, after which the connection is ready for the stream.

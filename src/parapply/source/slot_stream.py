@@ -72,11 +72,11 @@ class SlotStream(Protocol):
         """
 
     @property
-    def has_gap(self) -> bool:
-        """Return whether `take_gap` would return one."""
+    def gap_lsn(self) -> int | None:
+        """Return the LSN before which a publication was missing; None: none was, as far as known."""
 
-    def take_gap(self) -> int | None:
-        """Return the LSN before which a publication was missing, once."""
+    def forget_gap(self, lsn: int) -> None:
+        """Forget such an LSN, once the target's state says which tables wait, unless a later one was noted since."""
 
     def send_status(
         self, written_lsn: int, flushed_lsn: int, applied_lsn: int, *, reply_requested: bool = False

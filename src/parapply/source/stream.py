@@ -64,7 +64,9 @@ class ReplicationStream:
         self.keepalive: Keepalive | None = None
         #: True if the last `drain` took everything that had come.
         self.is_drained = True
-        self._gap_lsn: int | None = None
+        #: A publication was missing while changes were decoded that lie before this LSN; None: none was, as far as
+        #: known. Written here; intake has it forgotten.
+        self.gap_lsn: int | None = None
         #: LSN last reported as flushed; it never decreases. The leader reads it.
         self.confirmed_flush_lsn = 0
 
@@ -139,24 +141,20 @@ class ReplicationStream:
         self.is_drained = transport.is_drained
         if transport.has_gap:
             transport.has_gap = False
-            self.note_gap(_lsn_of(frames[-1]) if frames else _ANY_LSN)
+            # A frame before the warning may be far older than what was left out.
+            self.note_gap(_ANY_LSN)
         if transport.keepalive is not None:
             self.keepalive, transport.keepalive = parse_keepalive(transport.keepalive), None
         return frames
 
     def note_gap(self, lsn: int) -> None:
-        """Note that a publication was missing while changes were decoded that lie before an LSN, and not far."""
-        self._gap_lsn = max(lsn, self._gap_lsn or 0)
+        """Note that a publication was missing while changes were decoded that lie before an LSN."""
+        self.gap_lsn = max(lsn, self.gap_lsn or 0)
 
-    @property
-    def has_gap(self) -> bool:
-        """Return whether `take_gap` would return one."""
-        return self._gap_lsn is not None
-
-    def take_gap(self) -> int | None:
-        """Return that LSN, once; None: no publication was missing since the last call."""
-        lsn, self._gap_lsn = self._gap_lsn, None
-        return lsn
+    def forget_gap(self, lsn: int) -> None:
+        """Forget such an LSN, once the target's state says which tables wait, unless a later one was noted since."""
+        if self.gap_lsn == lsn:
+            self.gap_lsn = None
 
     def send_status(
         self, written_lsn: int, flushed_lsn: int, applied_lsn: int, *, reply_requested: bool = False
@@ -205,11 +203,6 @@ class ReplicationStream:
         if failure.sqlstate == _NO_PUBLICATION:
             return _without_publication(failure)
         return SourceLost(f"the stream from the publisher ended: {str(failure) or 'connection lost'}.")
-
-
-def _lsn_of(frame: bytes) -> int:
-    (lsn,) = struct.unpack_from(">Q", frame, 1)
-    return int(lsn)
 
 
 def _receive_buffer_bytes(view: socket.socket) -> int:
@@ -530,15 +523,16 @@ class PlainTransport:
                 reader.received(n_bytes, frames)
                 # A row larger than one read comes with the last of its reads.
                 unseen_bytes += n_bytes
-                if frames:
-                    await take(frames, unseen_bytes)
-                    unseen_bytes = 0
+                # A warning comes before the frames that it is about.
                 for kind, contents in reader.others:
                     self._look_at_notice(kind, contents)
                     if kind == ord("E"):
                         fields = error_fields(contents)
                     is_over = is_over or kind == ord("Z")
                 reader.others.clear()
+                if frames:
+                    await take(frames, unseen_bytes)
+                    unseen_bytes = 0
                 size += n_bytes
                 if size >= _TURN_BYTES:
                     # Data at hand is taken without waiting for the event loop, so that the publisher, which decodes

@@ -104,7 +104,7 @@ class Requests:
                 await self._look(is_called=is_called)
                 await self._tell_copier()
                 async with stream_ends_first():
-                    await self._copied.look(gap_lsn=self._batcher.reader.stream.take_gap())
+                    await self._copied.look()
                 self._begin_two_phase()
                 self._stream_again()
                 is_called = await self._wait_for_call(_POLL_S / 10 if self._has_news() else _LOOK_S)

@@ -511,6 +511,21 @@ class Admission:
         with self._reader.waiting("what is known of a new table"):
             await self.copied.settle(relations)
 
+    async def wait_for_gap(self) -> None:
+        """Have the tables wait of which changes are missing, because a publication was, before anything more is taken.
+
+        The warning comes once: with what is taken the watermark moves past the changes that it is about.
+
+        Raises:
+            SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+        """
+        self.batcher.close_open()
+        stream = self._reader.stream
+        with self._reader.waiting("what is known of the publications"):
+            while (lsn := stream.gap_lsn) is not None:
+                await self.copied.look(gap_lsn=lsn)
+                stream.forget_gap(lsn)
+
     async def wait_at_hold(self, transaction: Transaction) -> None:
         """Wait until a transaction may pass that is held."""
         self.batcher.close_open()

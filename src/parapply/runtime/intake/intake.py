@@ -85,17 +85,21 @@ class Intake:
             SourceLost: the stream ended. All whole transactions received are in the worker pool's hands.
             ProtocolError: the stream cannot be read.
             TargetRefused, TargetLost: a published table cannot be applied.
+            SourceRefused: a publication was missing, and the publisher cannot be asked which tables it publishes.
         """
         reader, batcher, rest = self._reader, self._batcher, self._pool.rest
         reader.start(self)
         try:
             while True:
                 transactions = await reader.read()
-                if transactions or reader.is_inside_transaction or reader.stream.has_gap:
+                has_gap = reader.stream.gap_lsn is not None
+                if transactions or reader.is_inside_transaction or has_gap:
                     rest.stirred_s = reader.heard_s
                     if rest.is_on:
                         rest.end()
                 batcher.is_taking = True
+                if has_gap:
+                    await self._admission.wait_for_gap()
                 await self._take_due(transactions)
                 # A change may be a gigabyte, and the next read may come late.
                 del transactions

@@ -238,11 +238,12 @@ class SlotReader:
         """
         try:
             transactions = self._drained()
+            has_gap = self.stream.gap_lsn is not None
             if transactions:
-                self._early = taker.take_first(transactions)
+                self._early = transactions if has_gap else taker.take_first(transactions)
                 return False
             keepalive = self.stream.keepalive
-            if keepalive is None or keepalive.reply_requested or self.stream.has_gap or not taker.may_take_alone():
+            if keepalive is None or keepalive.reply_requested or has_gap or not taker.may_take_alone():
                 return False
             self.stream.keepalive = None
             taker.take_alone(keepalive)

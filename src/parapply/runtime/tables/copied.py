@@ -122,8 +122,6 @@ class Copied:
         self._looked_s: float | None = None
         #: A table has joined: the next look is due.
         self._is_due = False
-        #: Before this LSN a publication was missing, as `ReplicationStream.take_gap` gave it.
-        self._gap_lsn: int | None = None
         self._next_read_s = 0.0
         self._warnings = DailyWarnings()
         #: Counts changes of the set of copied tables, and commands that ask for an answer. Read by requests.
@@ -160,36 +158,31 @@ class Copied:
         """Look for published tables that neither the state knows nor the stream has named; from time to time only.
 
         Args:
-            gap_lsn: before this LSN a publication was missing, as the stream said since the last call.
+            gap_lsn: before this LSN a publication was missing, as the stream has said; the look is due.
             is_due: now, whenever the last check was.
 
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
         """
         now_s = self._clock()
-        if gap_lsn is not None:
-            self._gap_lsn = max(gap_lsn, self._gap_lsn or 0)
-        is_due = is_due or self._is_due or self._gap_lsn is not None
+        is_due = is_due or self._is_due or gap_lsn is not None
         if not is_due and self._looked_s is not None and now_s - self._looked_s < _LOOK_S:
             return
         is_first, self._looked_s, self._is_due = self._looked_s is None, now_s, False
         async with self._lock:
             async with self._control_pool.session() as conn:
                 self._taken = await sharing.claim(self._source, conn, self._config, self._slot_id)
-            await self._compare()
+            await self._compare(gap_lsn)
             await self._name_waiting()
             if self.known.is_listed and all(row.source_oid is not None for row in self.known.tables):
                 await self._look_for_others(is_first=is_first)
             await self._read()
         self._tell()
 
-    async def _compare(self) -> None:
+    async def _compare(self, gap_lsn: int | None = None) -> None:
         """Make copied tables wait if they were not published all the time."""
         async with self._control_pool.session() as conn:
-            found = await continuity.look(
-                self._source, conn, self._config, self._slot_id, self.known, gap_lsn=self._gap_lsn
-            )
-        self._gap_lsn = None
+            found = await continuity.look(self._source, conn, self._config, self._slot_id, self.known, gap_lsn=gap_lsn)
         if found.altered:
             names = sorted([".".join(name) for name in found.altered])
             self._log.warning(

@@ -460,6 +460,15 @@ async def note_published(conn: Connection, schema: str, slot_id: int, changes: S
                 await notify(conn, slot_id)
 
 
+async def note_gap(conn: Connection, schema: str, slot_id: int, gap_lsn: int) -> None:
+    """Note of tables being copied as of before an LSN that they were not published: the look after the copy says so."""
+    query = (
+        "UPDATE {s}.copies SET published_by = '' WHERE slot_id = $1::int AND state = 'copying'"
+        " AND start_lsn <= $2::pg_lsn"
+    )
+    await state_rows(conn, schema, "noting how tables are published", query, [slot_id, format_lsn(gap_lsn)])
+
+
 async def identify(conn: Connection, schema: str, slot_id: int, name: Name, source_oid: int) -> None:
     """Note the publisher's OID of a table that an older version has noted by name."""
     query = (

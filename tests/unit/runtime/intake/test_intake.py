@@ -60,7 +60,7 @@ class _Stream:
 
     gathers = True
     is_synchronous = False
-    has_gap = False
+    gap_lsn: int | None = None
     waiting_bytes = 0
 
     def __init__(self) -> None:
@@ -73,6 +73,10 @@ class _Stream:
     def feed(self, *frames: bytes) -> None:
         self.waiting.append(list(frames))
         self._on_readable()
+
+    def forget_gap(self, lsn: int) -> None:
+        assert self.gap_lsn == lsn
+        self.gap_lsn = None
 
     def drain(self, _limit_bytes: int) -> list[bytes]:
         frames, self.waiting = [frame for part in self.waiting for frame in part], []
@@ -138,6 +142,16 @@ class _Copied:
 
     def __init__(self) -> None:
         self.starts = CopyStarts()
+        self.gaps: list[int] = []
+        #: Held by a test while the publisher is to be slow.
+        self.looking = asyncio.Lock()
+        self.is_lost = False
+
+    async def look(self, *, gap_lsn: int) -> None:
+        self.gaps.append(gap_lsn)
+        async with self.looking:
+            if self.is_lost:
+                raise SourceLost("gone")
 
     def is_settled(self, relations: Sequence[object]) -> bool:
         return bool(relations)
@@ -172,9 +186,10 @@ class _Lab:
         tables = cast("TablePlans", self.tables)
         self.reader = SlotReader(cast("CatchUpStream", self.stream), Assembler(piece_bytes))
         self.batcher = Batcher(self.reader, tables, self.pool, config=limits, state=state, most_places=1_000)
+        self.copied = _Copied()
         admits = Admission(
             self.batcher,
-            cast("Copied", _Copied()),
+            cast("Copied", self.copied),
             TwoPhase(1, {}, cast("StreamSender", _Sender()), is_each_noted=True),
             state,
         )
@@ -666,6 +681,34 @@ async def test_a_transaction_leaves_as_it_comes() -> None:
         assert lab.hold.is_reached
         assert lab.batcher.is_empty
         assert not lab.pool.flight.state.jobs
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_nothing_is_taken_before_the_state_knows_of_a_gap(*, is_lost: bool) -> None:
+    """The warning is the only sign of changes that were left out, and does not come again for a later watermark."""
+    lab = _Lab()
+    lab.tables.plans.may_be_serial = False
+    lab.copied.is_lost = is_lost
+    async with lab.running() as task:
+        worker = asyncio.create_task(lab.take())
+        await settle()
+        await lab.copied.looking.acquire()
+        lab.stream.gap_lsn = 0x2000
+        lab.stream.keepalive = Keepalive(end_lsn=0x9000, send_time_us=1, reply_requested=False)
+        lab.stream.feed(*lab.transaction())
+        await settle()
+        assert lab.copied.gaps == [lab.stream.gap_lsn]
+        assert not worker.done()
+        assert not lab.keepalives
+        lab.copied.looking.release()
+        await settle()
+        assert worker.done() is not is_lost
+        assert bool(lab.keepalives) is not is_lost
+        assert lab.stream.gap_lsn == (0x2000 if is_lost else None)
+        if is_lost:
+            worker.cancel()
+            with pytest.raises(SourceLost):
+                await task
 
 
 async def test_nothing_leaves_twice_before_a_change_that_cannot_be_read() -> None:
