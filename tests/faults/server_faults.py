@@ -21,8 +21,9 @@ from parapply.demo.binaries import server_account
 from parapply.demo.errors import DemoError
 from tests.faults.catalogue import fault
 from tests.faults.lab import WAIT_S
-from tests.faults.side_load import large
+from tests.faults.side_load import SECRET, large
 from tests.fixtures.plain import WORKER_IS_BLOCKED, foreign_transaction
+from tests.fixtures.streams import wait_received
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,8 @@ _LOCK_NOT_AVAILABLE = "55P03"
 _STOP_LIMIT_S = 60.0
 _FULL_MIB = 24
 _STORM_MIB = 40
+#: More than four times as many as the smallest part that is tried as a set.
+_TRANSACTIONS = 300
 
 
 def _answers(run: Round) -> None:
@@ -284,19 +287,42 @@ def f24(run: Round) -> None:
     run.daemon.check_running()
 
 
-@fault("F24", "statements of workers cancelled while they wait for a row")
+@fault("F24", "statements of a large head cancelled while they wait for a lock")
 def f24_cancelled(run: Round) -> None:
-    """A failure that passes, of the head and of batches that have become large behind it."""
-    with run.target.connect(application_name="foreign") as connection:
-        connection.execute("SET deadlock_timeout = '10s'")
-        for _ in range(4):
-            connection.execute("BEGIN")
-            connection.execute("SELECT FROM acct WHERE id <= 20 ORDER BY id FOR UPDATE")
-            if not run.options.is_standby:
-                run.work(100, 200)
-            run.target.execute(
-                "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-                " AND application_name LIKE 'parapply worker%' AND wait_event_type = 'Lock'"
-            )
-            connection.execute("ROLLBACK")
-    run.daemon.check_running()
+    """A failure that passes, of a batch of many transactions on a table without a key.
+
+    The first batch waits for a client while the others gather behind it; a second client then stands before these.
+    """
+    settings: dict[str, str | float] = {
+        "apply.workers": 1, "apply.max_batch_transactions": 20000, "source.streaming": "off",
+    }  # fmt: skip
+    run.restart(settings=settings)
+    run.caught_up()
+    txid = run.chooser.getrandbits(60)
+    lock = "BEGIN; LOCK TABLE bulk IN SHARE MODE"
+    with (
+        run.target.connect(application_name="foreign") as first,
+        run.target.connect(application_name="second") as second,
+    ):
+        first.execute(lock)
+        run.source.execute(
+            f"DO $$ BEGIN FOR n IN 1..{_TRANSACTIONS} LOOP INSERT INTO bulk VALUES ({txid}, n, '{SECRET}'); COMMIT;"
+            f" END LOOP; INSERT INTO bulk_txn VALUES ({txid}, {_TRANSACTIONS}); END $$"
+        )
+        wait_received(run.route)
+        run.target.wait_until(WORKER_IS_BLOCKED, WAIT_S)
+        standing = threading.Thread(target=second.execute, args=(lock.encode(),), daemon=True)
+        standing.start()
+        pid = second.info.backend_pid
+        run.target.wait_until(f"SELECT EXISTS (SELECT FROM pg_locks WHERE pid = {pid} AND NOT granted)", WAIT_S)
+        first.execute("ROLLBACK")
+        standing.join(WAIT_S)
+        run.target.wait_until(WORKER_IS_BLOCKED, WAIT_S)
+        n_retried = len(run.daemon.events_of("batch_retried"))
+        run.target.execute(
+            "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name LIKE 'parapply worker%' AND wait_event_type = 'Lock'"
+        )
+        run.daemon.wait_for_event("batch_retried", WAIT_S, count=n_retried + 1)
+        second.execute("ROLLBACK")
+    run.restart()
