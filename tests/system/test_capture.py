@@ -216,6 +216,22 @@ def test_another_readers_slot_and_database_are_never_touched(capture: Capture, t
     assert (refused.returncode, "cannot go on, and is whole up to" in refused.stderr) == (2, True), refused.stderr
 
 
+@pytest.mark.pg_majors(18)
+def test_a_capture_ends_where_a_publication_was_missing(capture: Capture) -> None:
+    """The publisher only warns, and the files would lack changes without a word; those of before stay."""
+    capture.go_on()
+    capture.source.execute("INSERT INTO item VALUES (1, 'before')")
+    capture.go_on()
+    capture.source.execute("ALTER PUBLICATION pub RENAME TO away")
+    capture.source.execute("INSERT INTO item VALUES (2, 'gone')")
+    capture.source.execute("ALTER PUBLICATION away RENAME TO pub")
+    end_lsn = look(capture.folder).end_lsn
+    for _ in range(2):
+        refused = capture.run()
+        assert (refused.returncode, "a publication was missing" in refused.stderr) == (2, True), refused.stderr
+    assert look(capture.folder).end_lsn == end_lsn
+
+
 def test_a_capture_ends_where_its_room_ends_and_goes_on_with_more(capture: Capture, target_db: Database) -> None:
     """Exit 1 and a line say that --max-bytes is reached; the slot keeps its place. Two settings leave equal tables."""
     capture.go_on()

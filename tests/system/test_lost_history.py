@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 from parapply.model import format_lsn
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
+from tests.fixtures.captures import Capture
 from tests.fixtures.databases import create_database
 from tests.fixtures.plain import check_equal, commit_each, drop_slot, foreign_transaction, lsn_of, plain_route
 from tests.fixtures.roles import SOURCE_ROLE
@@ -184,6 +185,30 @@ def test_f14_a_publisher_put_back_is_refused_where_keep_alives_alone_have_moved_
     commit_each(route.source, 1, 2000)
     assert route.source.rows(f"SELECT pg_current_wal_lsn() > '{end_lsn}'") == [(True,)]
     _check_refused(start_daemon(route), "sends another transaction that ends at", "put back to an older state")
+
+
+def test_f14_a_capture_does_not_go_on_where_the_publisher_was_put_back(own_servers: OwnServers, tmp_path: Path) -> None:
+    """Its files would lack what was committed since; after a mere crash, which the slot forgets as much in, it does."""
+    server = own_servers("publisher")
+    source = create_database(server, "source")
+    source.execute("CREATE TABLE item (id int PRIMARY KEY); CREATE PUBLICATION pub FOR ALL TABLES")
+    capture = Capture(source, tmp_path / "day")
+    capture.go_on()
+    older = _keep(server)
+    source.execute("INSERT INTO item VALUES (1)")
+    write_prepared(source, "gid", "INSERT INTO item VALUES (2)")
+    capture.go_on()
+    server.kill()
+    server.start()
+    decide(source, "gid", "COMMIT")
+    source.execute("INSERT INTO item VALUES (3)")
+    capture.go_on()
+    _put_back(server, older)
+    source.execute("INSERT INTO item SELECT generate_series(100, 5000)")
+    refused = capture.run()
+    assert refused.returncode == 2, refused.stderr
+    assert "cannot go on, and is whole up to" in refused.stderr
+    assert "put back to an older state" in refused.stderr
 
 
 def test_f14_a_publisher_put_back_that_has_written_since_is_healed(

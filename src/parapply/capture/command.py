@@ -9,8 +9,8 @@ command goes on without a gap and without a double, because nothing is reported 
    takes its position.
 3. Frames are kept as they came, and synced once a second or when they fill a block. The end of the last whole
    transaction is reported then.
-4. The next run cuts off what is torn or inside a transaction, checks that the slot was moved by no other reader, and
-   asks for all that ends later.
+4. The next run cuts off what is torn or inside a transaction, checks that the slot was moved by no other reader and
+   that the publisher was not put back, and asks for all that ends later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import click
 from parapply import __version__, failpoints
 from parapply.amounts import size
 from parapply.capture.blocks import OPERATIONS, BlockKind, CaptureEnd, CaptureStart, Redaction, encode
-from parapply.capture.folder import CaptureLimits, CaptureWriter, look, names
+from parapply.capture.folder import CaptureLimits, CaptureWriter, last_end, look, names
 from parapply.capture.permute import Permutation
 from parapply.capture.recorder import Recorder
 from parapply.capture.redact import FrameReplacement
@@ -36,7 +36,7 @@ from parapply.capture.shapes import oids_of, settings
 from parapply.errors import CaptureRefused, ConfigError, SourceRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.printable import printable
-from parapply.source import refusals, slot
+from parapply.source import history, refusals, slot
 from parapply.source.options import check_slot_name, start_options, start_replication_sql, streaming_of
 from parapply.source.stream import ReplicationStream
 
@@ -218,12 +218,36 @@ class _Run:
         )  # fmt: skip
         try:
             await refusals.check(self._conn, facts, source.login, found.start.slot, known, two_phase=source.two_phase)
+            await self._check_history(found)
         except SourceRefused as error:
             raise CaptureRefused(
                 f"{self._options.folder} cannot go on, and is whole up to {format_lsn(known.low_lsn)}: {error}",
                 hint="it can be replayed; to capture more name another folder and another --kept-slot",
             ) from error
         return open_xids
+
+    async def _check_history(self, found: CaptureFound) -> None:
+        """Refuse a publisher that was put back to an older state, and has written since, where its slot is behind.
+
+        The slot is read again, because the process that sent its stream before may have taken one more report.
+        """
+        source, name, end_lsn = self._config.source, found.start.slot, self.writer.end_lsn
+        facts = await slot.read_slot(self._conn, name)
+        slot_lsn = (facts.confirmed_flush_lsn if facts else None) or 0
+        if slot_lsn >= end_lsn:
+            return
+        is_two_phase = facts is not None and facts.is_two_phase
+        why = await history.check(
+            self._conn, name, slot_lsn,
+            start_options(
+                self._conn.info.server_version, source.publications, source.origin, two_phase=is_two_phase
+            ),
+            begin_lsn=0, low_lsn=end_lsn, recorded=last_end(self._options.folder, found),
+        )  # fmt: skip
+        if why:
+            click.echo(
+                f"warning: it is not proved that the publisher was not put back to an older state: {why}", err=True
+            )
 
     def _pgoutput(self, server_version_num: int) -> dict[str, str]:
         source = self._config.source
@@ -287,6 +311,12 @@ class _Run:
             await self._news(readable, synced_s + _SYNC_S - clock())
             readable.clear()
             frames = stream.drain(_DRAIN_BYTES)
+            if stream.gap_lsn is not None:
+                raise CaptureRefused(
+                    f"{self._options.folder} is whole up to {format_lsn(self.writer.end_lsn)}: a publication was"
+                    " missing for a time, and the slot gives no changes of that time",
+                    hint="it can be replayed; to capture more name another folder and another --kept-slot",
+                )
             if frames:
                 self._n_frames += len(frames)
                 await recorder.take(frames, _now_us())

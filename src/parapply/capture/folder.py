@@ -31,6 +31,8 @@ from parapply.capture.blocks import (
     place_of,
 )
 from parapply.errors import CaptureFull, CaptureRefused, CaptureTorn, ConfigError
+from parapply.model import FRAME_HEADER_BYTES
+from parapply.source.history import end_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"[0-9]{8}\.capture")
 #: First bytes of a file of any version, but for the number of this one.
 _VERSION: Final = re.compile(rb"parapply capture (?:[02-9]|1[0-9])")
+#: Kinds of the messages that end a transaction.
+_ENDS: Final = frozenset({b"C", b"c", b"P", b"p", b"K", b"r"})
 #: Times the size at which a file ends although a streamed transaction reaches into the next one.
 _LATE_PARTS: Final = 4
 
@@ -129,6 +133,17 @@ def read(folder: Path, place: CapturedBlock) -> bytes:
 def groups(folder: Path, place: CapturedBlock) -> tuple[list[int], list[FrameGroup]]:
     """Return open streamed transactions and groups of a block of frames; errors as `read`."""
     return groups_of(place, read(folder, place))
+
+
+def last_end(folder: Path, found: CaptureFound) -> list[tuple[int, int]]:
+    """Return end LSN and time (microseconds since 2000-01-01 UTC) of the last whole transaction; empty: it has none."""
+    for place in reversed(found.places[: found.last_between() + 1]):
+        if place.header.kind is BlockKind.FRAMES:
+            for group in reversed(groups(folder, place)[1]):
+                for frame in reversed(group.frames):
+                    if frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + 1] in _ENDS:
+                        return [end_of(frame[FRAME_HEADER_BYTES:])]
+    return []
 
 
 def _blocks(path: Path, *, checks: bool) -> Iterator[tuple[CapturedBlock, bytes]]:

@@ -21,7 +21,7 @@ from parapply.errors import SlotLost
 from parapply.model import format_lsn
 from parapply.source.slot import source_errors
 from parapply.wire.decode import decode
-from parapply.wire.messages import Commit, CommitPrepared, Prepare, RollbackPrepared
+from parapply.wire.messages import Commit, CommitPrepared, Prepare, RollbackPrepared, StreamCommit, StreamPrepare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,7 +101,7 @@ async def check(  # noqa: PLR0913
                     return f"the slot is far behind, and was not copied: {why}"
             try:
                 await cursor.execute(_QUERY, [copy or slot_name, *values], binary=True)
-                found = dict(_end_of(bytes(data)) for (data,) in await cursor.fetchall())
+                found = dict(end_of(bytes(data)) for (data,) in await cursor.fetchall())
             finally:
                 await _drop(cursor, copy)
     if found == awaited:
@@ -138,12 +138,12 @@ async def _drop(cursor: Cursor, copy: str) -> None:
         await cursor.execute(f"{query} WHERE slot_name = $1 AND temporary", [copy])
 
 
-def _end_of(message: bytes) -> tuple[int, int]:
-    """Return the end LSN and the time of what ends a transaction."""
+def end_of(message: bytes) -> tuple[int, int]:
+    """Return the end LSN and the time (microseconds since 2000-01-01 UTC) of a message that ends a transaction."""
     end = decode(message)
-    if isinstance(end, Commit | CommitPrepared):
+    if isinstance(end, Commit | CommitPrepared | StreamCommit):
         return end.end_lsn, end.commit_time_us
-    if isinstance(end, Prepare):
+    if isinstance(end, Prepare | StreamPrepare):
         return end.end_lsn, end.prepare_time_us
-    assert isinstance(end, RollbackPrepared), "nothing else is asked for"
+    assert isinstance(end, RollbackPrepared), "no other one does"
     return end.rollback_end_lsn, end.rollback_time_us
