@@ -140,6 +140,25 @@ def test_t29_code_that_is_enabled_sees_every_change_from_then_on(pair: Pair) -> 
     pair.check_equal()
 
 
+def test_t29_a_trigger_of_the_key_sees_one_update_from_then_on(pair: Pair) -> None:
+    """One change in its turn is not asked about code, so it sets what the built-in worker sets: all that came."""
+    table = "CREATE TABLE plain (id int PRIMARY KEY, v int);"
+    pair.create(table, table + _AUDIT)
+    pair.target.execute(f"GRANT ALL ON seen TO {pair.target.target_role}")
+    daemon = pair.start(settings={"apply.catalogue_check_s": 3600.0})
+    pair.write("INSERT INTO plain VALUES (1, 0)")
+    daemon.wait_caught_up()
+    pair.target.execute(
+        "CREATE TRIGGER see AFTER UPDATE OF id ON plain FOR EACH ROW EXECUTE FUNCTION see();"
+        " ALTER TABLE plain ENABLE ALWAYS TRIGGER see"
+    )
+    pair.write("UPDATE plain SET v = 1 WHERE id = 1")
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert pair.target.rows("SELECT id, v FROM seen") == [(1, 1)]
+    assert not daemon.events_of("batch_retried")
+
+
 _LEAVES = """
 CREATE TABLE tree (id int PRIMARY KEY) PARTITION BY RANGE (id);
 CREATE TABLE hot PARTITION OF tree FOR VALUES FROM (0) TO (100);

@@ -134,7 +134,7 @@ class SetCommands:
         """Return the commands of a batch that fits one flight, if all earlier ones have committed and no later one has.
 
         Of one change that is the same as to apply it row by row in source order, which asks for no code either: that
-        sees what it would see there.
+        sees what it would see there, as every column that came is set.
         """
         is_lone = self._batch.n_changes == 1 and len(self.all) <= _LONE
         return [one for one in self.all if one.operation != "code"] if is_lone else self.all

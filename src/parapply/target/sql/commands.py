@@ -188,8 +188,8 @@ class CommandBuilder:
         self._checks: dict[tuple[int, ...], tuple[list[TablePlan], list[Command]]] = {}
         #: Target tables with a trigger that seems to leave rows out.
         self._vetoed: set[int] = set()
-        #: The step in hand has many tables.
-        self._is_wide = False
+        #: The step in hand has many tables, or one.
+        self._is_wide = self._is_alone = False
         #: A plan has owners whose code must not run: see `_guarded`.
         self._is_guarding = False
 
@@ -285,7 +285,7 @@ class CommandBuilder:
 
     def _tables(self, step: TablesStep, size_bytes: int, out: list[Command], *, is_late: bool) -> None:
         tables = list(step.tables.values())
-        self._is_wide = len(tables) >= _MANY_TABLES
+        self._is_wide, self._is_alone = len(tables) >= _MANY_TABLES, len(tables) == 1
         if any(changes.plan.foreign_keys for changes in tables):
             tied = {id(changes) for pair in ties(tables) for changes in pair}
             self._family([changes for changes in tables if id(changes) in tied], size_bytes, out, is_late=is_late)
@@ -411,7 +411,9 @@ class CommandBuilder:
         for present, group in _by_columns(by_effect[NET_UPDATE - 1], segment).items():
             if plan.checks_origin:
                 self._foreign(plan, group, size_bytes, out)
-            out += _sets(statements, partial(statements.set_update, present), group, size_bytes, "update")
+            is_lone = self._is_alone and sum(map(len, by_effect)) == 1
+            build = partial(statements.set_update, present, is_lone=is_lone)
+            out += _sets(statements, build, group, size_bytes, "update")
         if inserted := by_effect[NET_INSERT - 1] + by_effect[NET_REPLACE - 1]:
             out += self._new_rows(statements, inserted, size_bytes)
 

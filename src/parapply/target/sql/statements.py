@@ -114,18 +114,23 @@ class Statements:
         text = self._few_head + rows
         return Sql(name=b"", text=text, n_parameters=len(positions), is_set=False, positions=positions)
 
-    def set_update(self, present: tuple[int, ...]) -> Sql:
+    def set_update(self, present: tuple[int, ...], *, is_lone: bool = False) -> Sql:
         """Return the update of many rows by key; positions not in `present` keep their value (unchanged TOAST).
 
         Each key may occur once: of two source rows for one target row PostgreSQL takes any (trap T-40). Keys must
         not move (trap T-38). `positions` holds the key positions too, present or not: fill them from the old row.
+
+        Args:
+            present: wire positions of the new rows that have a value.
+            is_lone: set the key as well, as `row_update` does: for a row alone, of which nobody asks for triggers.
 
         Raises:
             TargetRefused: the plan allows no updates.
             ValueError: the plan has no key.
         """
         self._check_updates(needs_key=True)
-        return self._cached("set_update", present, lambda: self._build_set_update(present))
+        kind = "lone_update" if is_lone else "set_update"
+        return self._cached(kind, present, lambda: self._build_set_update(present, is_lone=is_lone))
 
     def set_delete(self) -> Sql:
         """Return the delete of many rows by key; its arrays come from old rows.
@@ -292,11 +297,11 @@ class Statements:
         text = f"INSERT INTO {self._table} ({', '.join([*self._names, *self._more_names])}) OVERRIDING SYSTEM VALUE"
         return f"{text} VALUES ".encode("utf-8", "surrogateescape")
 
-    def _build_set_update(self, present: tuple[int, ...]) -> Sql:
+    def _build_set_update(self, present: tuple[int, ...], *, is_lone: bool) -> Sql:
         keys = self.plan.key_positions
         # Equal keys of other classes may print differently (1.0 and 1.00), and the new text is what must remain.
         # Leaving out the rest spares the check whether an indexed column changed.
-        fixed = [position for position in keys if self._column(position).equality is Equality.BYTES]
+        fixed = [position for position in keys if self._column(position).equality is Equality.BYTES and not is_lone]
         assigned = self.assigned(present)
         settable = [position for position in assigned if not self._column(position).is_identity_always]
         # Something must be set for the row to count as updated: the key, to what it is.
