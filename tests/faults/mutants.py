@@ -96,7 +96,7 @@ def _halves_with_every_row() -> None:
     ) -> SetCommands | None:
         return kept.pop() if kept else await planned(own, job, resume, part, plans)
 
-    PartApply.repeat, PartApply._planned = keep, of_the_whole  # type: ignore[method-assign]
+    PartApply.repeat, PartApply._planned = keep, of_the_whole  # type: ignore[method-assign, assignment]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from contextlib import contextmanager
@@ -16,8 +17,9 @@ from parapply.config import load_config
 from parapply.errors import TargetLost, TargetRefused
 from parapply.model import format_lsn, parse_lsn
 from tests.fixtures.fan import make_slot
-from tests.fixtures.plain import FAST, wait_until_gone
+from tests.fixtures.plain import FAST, WORKER_IS_BLOCKED, foreign_transaction, wait_until_gone
 from tests.fixtures.route import Route
+from tests.fixtures.streams import LITTLE_MEMORY
 from tests.fixtures.workloads import BankLoad, create_bank
 
 if TYPE_CHECKING:
@@ -34,6 +36,10 @@ _TIMEOUT_S = 30.0
 _CHECKSUM = " UNION ALL ".join(
     f"SELECT '{table}', count(*), sum(hashtextextended(t::text, 0)::numeric) FROM {table} AS t"
     for table in ("acct", "xfer", "evt")
+)
+_SNAPSHOT_HAS_BEGUN = (
+    "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'BEGIN ISOLATION%'"
+    " AND application_name LIKE 'parapply snapshot%')"
 )
 _TORN = """
 SELECT txid FROM evt GROUP BY 1 HAVING count(*) <> 3 UNION ALL SELECT 1 FROM acct HAVING sum(bal) <> 20000
@@ -97,6 +103,37 @@ async def test_a_snapshot_equals_the_source_at_its_lsn(
                 found = {one for (one,) in _in_snapshot(target_db, taken.name, "SELECT id FROM xfer")}
                 assert load.ids_up_to(taken.at_lsn) <= found
                 assert _in_snapshot(target_db, taken.name, _TORN) == []
+    daemon.wait_caught_up()
+    daemon.stop()
+
+
+async def test_a_large_transaction_that_has_begun_to_come_is_in_no_snapshot_of_before_it(
+    source_db: Database, target_db: Database, start_daemon: StartDaemon
+) -> None:
+    """Its first piece had passed when intake was held before its commit, and the rest is not held: refused."""
+    for database in (source_db, target_db):
+        database.execute("CREATE TABLE item (id int PRIMARY KEY, v text); INSERT INTO item VALUES (0, '')")
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(source=source_db, target=target_db, settings={**FAST, **LITTLE_MEMORY, "source.streaming": "off"})
+    make_slot(route)
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    ((before,),) = source_db.rows("SELECT pg_current_wal_insert_lsn()")
+
+    async def take() -> None:
+        async with snapshots([_config(route)], lsn=parse_lsn(before), timeout_s=_TIMEOUT_S):
+            pass
+
+    with foreign_transaction(target_db, "SELECT FROM item WHERE id = 0 FOR UPDATE"):
+        source_db.execute(
+            "BEGIN; UPDATE item SET v = 'held';"
+            " INSERT INTO item SELECT g, repeat('x', 3000) FROM generate_series(1, 20000) AS g; COMMIT"
+        )
+        target_db.wait_until(WORKER_IS_BLOCKED)
+        taking = asyncio.create_task(take())
+        await asyncio.to_thread(target_db.wait_until, _SNAPSHOT_HAS_BEGUN)
+    with pytest.raises(TargetRefused, match="is in the past"):
+        await taking
     daemon.wait_caught_up()
     daemon.stop()
 

@@ -265,9 +265,7 @@ class Requests:
         if exact_lsn is None:
             raise _NotServed("tables are not copied: `parapply status` names them")
         exact_lsn = max(exact_lsn, self._first_exact_lsn)
-        if lsn is not None and lsn < max(exact_lsn, batcher.taken_lsn):
-            past_lsn = format_lsn(max(exact_lsn, batcher.taken_lsn))
-            raise _NotServed(f"{format_lsn(lsn)} is in the past: the target has {past_lsn}")
+        _check_ahead(lsn, max(exact_lsn, batcher.taken_lsn))
         wanted_lsn = exact_lsn if lsn is None else lsn
         self._admission.hold_at(wanted_lsn)
         began_s = self._clock()
@@ -284,6 +282,8 @@ class Requests:
                 self._progress.report(is_asking=True)
                 await self._read(request)
             await self._sleep()
+        # The rest of a large transaction whose first piece had passed is not held, however late it commits.
+        _check_ahead(lsn, batcher.taken_lsn)
         return began_s, lsn if lsn is not None else max(batcher.taken_lsn, batcher.received_lsn)
 
     def _stands_at(self, lsn: int) -> bool:
@@ -324,6 +324,11 @@ class Requests:
     async def _refuse(self, request: SnapshotRequest, reason: str) -> None:
         self._log.info("snapshot_refused", reason=reason)
         await self._answer(request, "refused", reason=reason)
+
+
+def _check_ahead(lsn: int | None, taken_lsn: int) -> None:
+    if lsn is not None and lsn < taken_lsn:
+        raise _NotServed(f"{format_lsn(lsn)} is in the past: the target has {format_lsn(taken_lsn)}")
 
 
 class _NotServed(ParapplyError):
