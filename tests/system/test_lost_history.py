@@ -129,7 +129,7 @@ def test_f14_relaxed_a_standby_that_lacks_what_passed_the_watermark_is_refused(
     assert (_count(target_db), target_db.rows("SELECT v FROM item WHERE id = 1")) == (20, [(1,)])
 
 
-@pytest.mark.parametrize("outcome", ["lost", "kept"])
+@pytest.mark.parametrize("outcome", ["lost", "kept", "continued"])
 def test_f14_a_table_copied_as_of_what_a_standby_lacks(  # noqa: PLR0917  fixtures
     own_servers: OwnServers,
     target_db: Database,
@@ -138,30 +138,36 @@ def test_f14_a_table_copied_as_of_what_a_standby_lacks(  # noqa: PLR0917  fixtur
     run_command: RunCommand,
     outcome: str,
 ) -> None:
-    """A promoted standby that lacks it is refused; one from which the table was copied after the promotion is not."""
-    is_lost = outcome == "lost"
+    """A promoted standby that lacks it is refused; one from which the table was copied after the promotion is not.
+
+    Neither is one on which a copy goes on that was begun on the primary, and that it has.
+    """
+    is_lost, is_continued = outcome == "lost", outcome == "continued"
     primary, standby = own_servers("primary"), own_servers("standby")
-    plain = plain_route(create_database(primary, "source"), target_db, init_route)
-    primary.stop()
-    _standby_of(primary, standby)
+    plain = plain_route(create_database(primary, "source"), target_db, (lambda _: None) if is_continued else init_route)
     hosts = make_conninfo(
         host="127.0.0.1,127.0.0.1", port=f"{primary.port},{standby.port}", dbname="source", user=SOURCE_ROLE,
         target_session_attrs="read-write",
     )  # fmt: skip
     route = Route(source=plain.source, target=target_db, slot=plain.slot, settings=plain.settings, source_dsn=hosts)
-    refresh = ("refresh", "--table", "public.evt", "--truncate")
+    copy = ("init", "--copy") if is_continued else ("refresh", "--table", "public.evt", "--truncate")
+    if is_continued:
+        begun = run_command(route, *copy, environ={"PARAPPLY_FAILPOINT": "copy_begun:kill"})
+        assert begun.returncode == -signal.SIGKILL, begun.stderr
+    primary.stop()
+    _standby_of(primary, standby)
     end_lsn = plain.source.rows("SELECT pg_current_wal_flush_lsn()")[0][0]
     plain.source.wait_until(f"SELECT replay_lsn >= '{end_lsn}' FROM pg_stat_replication")
     standby.stop()
     if is_lost:
         commit_each(plain.source, 1, 300)
-        assert run_command(route, *refresh).returncode == 0
+        assert run_command(route, *copy).returncode == 0
         assert _count(target_db) == 300
     primary.kill()
     standby.start()
     standby.execute("SELECT pg_promote(true, 60)")
     standby.execute("INSERT INTO evt VALUES (-1)", dbname="source")
-    done = run_command(route, *refresh)
+    done = run_command(route, *copy)
     assert done.returncode == (_SOURCE_REFUSED if is_lost else 0), done.stderr
     daemon = start_daemon(route)
     if is_lost:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from parapply.config import ApplyConfig, DdlConfig
+from parapply.config import ApplyConfig, DdlConfig, TargetConfig
 from parapply.engine import intake as closing
 from parapply.engine.flight import Flight
 from parapply.engine.intake import DueTimes, Room
@@ -17,6 +17,7 @@ from parapply.engine.state import EngineState
 from parapply.errors import ProtocolError, SourceLost
 from parapply.plan.copy_starts import CopyStarts
 from parapply.plan.table import Plans
+from parapply.runtime.control.requests import Awaited, Requests
 from parapply.runtime.intake import batcher
 from parapply.runtime.intake.batcher import Admission, Batcher
 from parapply.runtime.intake.commands import CommandTransactions
@@ -28,7 +29,7 @@ from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.runtime.pool.two_phase import TwoPhase
 from parapply.runtime.shares import share_of
 from parapply.spill import Spill
-from parapply.target.state.slots import SlotState
+from parapply.target.state.slots import SlotState, StatePlace
 from parapply.wire.assembler import Assembler
 from parapply.wire.copy import Keepalive
 from tests import build
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
 
     from parapply.engine.job import Job
     from parapply.model import Transaction
+    from parapply.runtime.control.progress import Progress
     from parapply.runtime.intake.reader import Taker
+    from parapply.runtime.tables.control_pool import ControlPool
     from parapply.runtime.tables.copied import Copied
     from parapply.runtime.tables.plans import TablePlans
     from parapply.source.catch_up_stream import CatchUpStream
@@ -142,6 +145,7 @@ class _Copied:
 
     def __init__(self) -> None:
         self.starts = CopyStarts()
+        self.n_changes = 0
         self.gaps: list[int] = []
         #: Held by a test while the publisher is to be slow.
         self.looking = asyncio.Lock()
@@ -193,7 +197,7 @@ class _Lab:
             TwoPhase(1, {}, cast("StreamSender", _Sender()), is_each_noted=True),
             state,
         )
-        self.hold = admits.hold
+        self.admission, self.hold = admits, admits.hold
         commands = CommandTransactions(admits, _Later(), DdlConfig(), announces_renamed=True)
         streams = StreamBuffers(Spill(None, 1 << 20), StreamLimits(1 << 20, 1 << 20, 1 << 20))
         #: Each keep-alive's LSN, and whether everything read was in the pool's hands then.
@@ -756,6 +760,22 @@ async def test_a_batch_with_a_change_that_cannot_be_read_is_not_passed() -> None
             await task
         assert lab.batcher.is_empty
         assert not lab.batcher.holds_nothing
+
+
+async def test_no_snapshot_stands_on_a_batch_that_was_dropped() -> None:
+    """All that was taken is committed and nothing is open, but the transactions before the change are nowhere."""
+    lab = _Lab()
+    lab.tables.plans.may_be_serial = False
+    requests = Requests(
+        TargetConfig(), StatePlace("parapply", "s", 1), cast("ControlPool", None), admission=lab.admission,
+        progress=cast("Progress", None), awaited=Awaited(two_phase=False, whole_until_lsn=0, delay_s=0.0),
+    )  # fmt: skip
+    async with lab.running():
+        lab.stream.feed()
+        assert requests._stands_at(0)
+        lab.stream.feed(*lab.transaction(), *lab.transaction(build.insert(build.row(build.text(b"1")), oid=OID)))
+        assert lab.batcher.is_empty
+        assert not requests._stands_at(0)
 
 
 @pytest.mark.parametrize("n_transactions", [0, 1])
