@@ -51,7 +51,7 @@ EVENTS: Final = {
     "heal_done": "warning: the slot is healed, and the daemon goes on; the rows that were copied",
     "heal_failed": "error: it could not be healed; the daemon ends, or tries again if an end was lost",
     "server_untested": "warning: a server is newer than every version that this program was tested with; told once",
-    "source_connected": "info: streaming from start_lsn",
+    "source_connected": "info: streaming from start_lsn; WAL of before that the publisher must decode first",
     "catch_up_entered": "info: the backlog is read in ranges of WAL, from a copy of the slot; how much it is",
     "catch_up_readers_reduced": "info: fewer sessions than source.catch_up_readers read ranges; how many, and why",
     "catch_up_left": "info: the stream goes on where the ranges ended; why",

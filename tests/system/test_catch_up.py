@@ -21,6 +21,7 @@ from tests.fixtures.backlog import (
 from tests.fixtures.databases import create_database
 from tests.fixtures.fan import QUICK
 from tests.fixtures.pair import Pair, pair
+from tests.fixtures.plain import foreign_transaction
 from tests.fixtures.proxy import CutProxy
 from tests.fixtures.route import Route
 from tests.fixtures.streams import stream_everything
@@ -402,3 +403,17 @@ def test_a_slot_that_is_read_in_ranges_is_kept_from_a_second_daemon(pair: Pair, 
         lock.execute("COMMIT")
     first.wait_caught_up()
     assert pair.target.rows("SELECT count(*), count(DISTINCT id) FROM evt") == [(400, 400)]
+
+
+def test_a_start_says_how_much_wal_the_publisher_decodes_first(pair: Pair) -> None:
+    """A transaction that stays open keeps the slot's restart point behind: a start is slow then, and silent."""
+    pair.create("CREATE TABLE evt (id int)")
+    with foreign_transaction(pair.source, "INSERT INTO evt VALUES (0)"):
+        daemon = pair.start()
+        assert daemon.wait_for_event("source_connected")["size_bytes"] < 1_000_000
+        pair.write("CREATE TABLE apart AS SELECT g, repeat('x', 100) FROM generate_series(1, 20000) AS g")
+        daemon.wait_caught_up()
+        daemon.stop()
+        daemon = pair.start()
+        assert daemon.wait_for_event("source_connected")["size_bytes"] > 1_000_000
+        daemon.stop()

@@ -185,7 +185,13 @@ class Connector:
         await self._tell_without_table(source)
         self._tell_newer(source=source_facts.server_version_num, target=control.info.server_version)
         self._log.info("target_connected", low_lsn=format_lsn(found.low_lsn), workers=len(sessions))
-        self._log.info("source_connected", slot=found.slot_name, start_lsn=format_lsn(found.resume_lsn))
+        restart_lsn = (source_facts.slot.restart_lsn if source_facts.slot else None) or found.resume_lsn
+        self._log.info(
+            "source_connected",
+            slot=found.slot_name,
+            start_lsn=format_lsn(found.resume_lsn),
+            size_bytes=max(0, found.resume_lsn - restart_lsn),
+        )
         if source_facts.state_schemas:
             self._log.info("state_left_out", schemas=sorted(source_facts.state_schemas))
         failpoints.probe(failpoints.CONNECTED)
