@@ -407,7 +407,7 @@ def test_a_slot_that_is_read_in_ranges_is_kept_from_a_second_daemon(pair: Pair, 
 
 def test_a_start_says_how_much_wal_the_publisher_decodes_first(pair: Pair) -> None:
     """A transaction that stays open keeps the slot's restart point behind: a start is slow then, and silent."""
-    pair.create("CREATE TABLE evt (id int)")
+    pair.create("CREATE TABLE evt (id int)", published="TABLE evt")
     with foreign_transaction(pair.source, "INSERT INTO evt VALUES (0)"):
         daemon = pair.start()
         assert daemon.wait_for_event("source_connected")["size_bytes"] < 1_000_000
