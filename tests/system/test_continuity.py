@@ -152,24 +152,23 @@ def test_a_publication_that_was_missing_while_nothing_ran(
 def test_a_publication_that_was_missing_while_a_table_was_copied(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """Its snapshot is of before, and the changes since come neither with it nor with the stream: it waits afterwards."""
+    """Its snapshot is of before, and the changes since come neither with it nor with the stream: it waits then."""
     route = _copied(source_db, target_db, run_command, "CREATE TABLE t (id int PRIMARY KEY)", "ALL TABLES")
     source_db.execute("INSERT INTO t VALUES (1)")
     daemon = start_daemon(route)
     daemon.wait_caught_up()
     environ = {"PARAPPLY_FAILPOINT": "copy_part:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
     refresh = start_daemon(route, "--table", "public.t", "--truncate", verb="refresh", environ=environ)
-    target_db.wait_until("SELECT published_by <> '' AND state = 'copying' FROM parapply.copies")
+    held = tmp_path / "copy_part.held"
+    while refresh.runs_for(0.01) and not held.exists():
+        pass
     source_db.execute("ALTER PUBLICATION pub RENAME TO away")
     source_db.execute("INSERT INTO t VALUES (2)")
     source_db.execute("ALTER PUBLICATION away RENAME TO pub")
     source_db.execute("INSERT INTO t VALUES (3)")
-    held = tmp_path / "copy_part.held"
     try:
         target_db.wait_until("SELECT published_by = '' FROM parapply.copies")
     finally:
-        while refresh.runs_for(0.01) and not held.exists():
-            pass
         held.unlink(missing_ok=True)
     assert refresh.exit_code() == 0, refresh.log_tail()
     assert "tables are not copied" in run_command(route, "snapshot", "--", "true").stderr
