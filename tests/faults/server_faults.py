@@ -23,7 +23,6 @@ from tests.faults.catalogue import fault
 from tests.faults.lab import WAIT_S
 from tests.faults.side_load import SECRET, large
 from tests.fixtures.plain import WORKER_IS_BLOCKED, foreign_transaction
-from tests.fixtures.streams import wait_received
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -294,7 +293,7 @@ def f24_cancelled(run: Round) -> None:
     The first batch waits for a client while the others gather behind it; a second client then stands before these.
     """
     settings: dict[str, str | float] = {
-        "apply.workers": 1, "apply.max_batch_transactions": 20000, "source.streaming": "off",
+        "apply.workers": 1, "apply.max_batch_transactions": 20000, "source.streaming": "off", "source.catch_up": "off",
     }  # fmt: skip
     run.restart(settings=settings)
     run.caught_up()
@@ -305,12 +304,18 @@ def f24_cancelled(run: Round) -> None:
         run.target.connect(application_name="second") as second,
     ):
         first.execute(lock)
+        run.source.execute(f"INSERT INTO bulk VALUES ({txid}, 0, '{SECRET}')")
+        run.target.wait_until(WORKER_IS_BLOCKED, WAIT_S)
         run.source.execute(
             f"DO $$ BEGIN FOR n IN 1..{_TRANSACTIONS} LOOP INSERT INTO bulk VALUES ({txid}, n, '{SECRET}'); COMMIT;"
-            f" END LOOP; INSERT INTO bulk_txn VALUES ({txid}, {_TRANSACTIONS}); END $$"
+            f" END LOOP; INSERT INTO bulk_txn VALUES ({txid}, {_TRANSACTIONS} + 1); END $$"
         )
-        wait_received(run.route)
-        run.target.wait_until(WORKER_IS_BLOCKED, WAIT_S)
+        # Not until all is taken: batches that markers have closed may stop reading.
+        run.source.wait_until(
+            f"SELECT sent_lsn >= '{run.route.end_of_source_lsn()}' FROM pg_stat_replication JOIN pg_replication_slots"
+            f" ON pid = active_pid WHERE slot_name = '{run.route.slot}'",
+            WAIT_S,
+        )
         standing = threading.Thread(target=second.execute, args=(lock.encode(),), daemon=True)
         standing.start()
         pid = second.info.backend_pid

@@ -290,7 +290,8 @@ async def test_a_warning_comes_with_the_first_frames_of_its_range(source_db: Dat
     source_db.execute("ALTER PUBLICATION p RENAME TO away")
     source_db.execute("INSERT INTO t VALUES (1)")
     source_db.execute("ALTER PUBLICATION away RENAME TO p")
-    source_db.execute("INSERT INTO t VALUES (2)")
+    # A range ends where a page of WAL does.
+    _fill(source_db, 1, 8)
     limits = RangeLimits(range_bytes=1 << 24, enter_bytes=0, leave_bytes=0, buffer_bytes=1 << 26)
     failpoints.arm({"PARAPPLY_FAILPOINT": "range_part:raise-lost"})
     try:

@@ -771,7 +771,6 @@ async def test_no_snapshot_stands_on_a_batch_that_was_dropped() -> None:
         progress=cast("Progress", None), awaited=Awaited(two_phase=False, whole_until_lsn=0, delay_s=0.0),
     )  # fmt: skip
     async with lab.running():
-        lab.stream.feed()
         assert requests._stands_at(0)
         lab.stream.feed(*lab.transaction(), *lab.transaction(build.insert(build.row(build.text(b"1")), oid=OID)))
         assert lab.batcher.is_empty
