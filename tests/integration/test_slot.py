@@ -10,10 +10,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from parapply import connect
+from parapply.config import load_config
 from parapply.errors import SlotBusy, SourceLost, SourceRefused
 from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
-from parapply.source import options, refusals, slot
+from parapply.source import history, options, refusals, slot
+from parapply.target.state.slots import SlotState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -212,6 +215,36 @@ def test_promotion_is_judged_by_its_switch_point(own_servers: OwnServers, pg_maj
     # At the switch point the timeline is accepted; this slot is newer, so the gap is what is refused.
     with pytest.raises(SourceRefused, match="made again"):
         verify(history[1])
+
+
+def test_the_history_is_asked_with_the_slot_as_it_is_then(source_db: Database) -> None:
+    """The process that sent the stream before may take one more report behind the first look at the slot."""
+    name = new_name()
+    source_db.execute("CREATE TABLE t (i int); CREATE PUBLICATION p FOR TABLE t")
+    begin_lsn = on_source(source_db.dsn, lambda conn: slot.create_slot(conn, name))
+    for number in (1, 2):
+        source_db.execute(f"INSERT INTO t VALUES ({number})")
+    peek = f"pg_logical_slot_peek_binary_changes('{name}', NULL, NULL, 'proto_version', '1', 'publication_names', 'p')"
+    messages = [bytes(data) for (data,) in source_db.rows(f"SELECT data FROM {peek}")]
+    first, second = [history.end_of(message) for message in messages if message[:1] == b"C"]
+    flags = {
+        "source.dsn": source_db.dsn,
+        "target.dsn": source_db.dsn,
+        "source.slot": name,
+        "source.publications": ("p",),
+    }
+    config = load_config(None, (), flags, {})
+    found = SlotState(
+        slot_id=1, slot_name=name, system_identifier="1", timeline=1, begin_lsn=begin_lsn, low_lsn=second[0],
+        ranges=(), members=frozenset(), recorded=(first, second),
+    )  # fmt: skip
+
+    async def look(conn: slot.Connection) -> str:
+        facts = await slot.inspect(conn, name)
+        await slot.advance_slot(conn, name, first[0])
+        return await connect.check_history(config, conn, facts.server_version_num, found)
+
+    assert on_source(source_db.dsn, look) == ""
 
 
 def test_a_recreated_slot_is_a_gap(source_db: Database) -> None:
