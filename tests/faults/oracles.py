@@ -167,7 +167,7 @@ def check_transactions(source: Database, target: Database) -> Findings:
         sent, applied = Counter(source.rows(query)), Counter(target.rows(query))
         found.add("lost", len(sent - applied), f"O1 {table}: missing {list(sent - applied)[:3]}")
         found.add("duplicated", len(applied - sent), f"O1 {table}: from nowhere or twice {list(applied - sent)[:3]}")
-    for table in ("evt", "bulk"):
+    for table in ("evt", "bulk", "single"):
         query = f"SELECT txid, n, count(*) FROM {table} GROUP BY 1, 2"
         rows, there = ({(a, b): n for a, b, n in side.rows(query)} for side in (source, target))
         double = [key for key, n in there.items() if n > rows.get(key, 0)]

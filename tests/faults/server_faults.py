@@ -21,7 +21,7 @@ from parapply.demo.binaries import server_account
 from parapply.demo.errors import DemoError
 from tests.faults.catalogue import fault
 from tests.faults.lab import WAIT_S
-from tests.faults.side_load import SECRET, large
+from tests.faults.side_load import large
 from tests.fixtures.plain import WORKER_IS_BLOCKED, foreign_transaction
 
 if TYPE_CHECKING:
@@ -298,17 +298,17 @@ def f24_cancelled(run: Round) -> None:
     run.restart(settings=settings)
     run.caught_up()
     txid = run.chooser.getrandbits(60)
-    lock = "BEGIN; LOCK TABLE bulk IN SHARE MODE"
+    lock = "BEGIN; LOCK TABLE single IN SHARE MODE"
     with (
         run.target.connect(application_name="foreign") as first,
         run.target.connect(application_name="second") as second,
     ):
         first.execute(lock)
-        run.source.execute(f"INSERT INTO bulk VALUES ({txid}, 0, '{SECRET}')")
+        run.source.execute(f"INSERT INTO single VALUES ({txid}, 0)")
         run.target.wait_until(WORKER_IS_BLOCKED, WAIT_S)
         run.source.execute(
-            f"DO $$ BEGIN FOR n IN 1..{_TRANSACTIONS} LOOP INSERT INTO bulk VALUES ({txid}, n, '{SECRET}'); COMMIT;"
-            f" END LOOP; INSERT INTO bulk_txn VALUES ({txid}, {_TRANSACTIONS} + 1); END $$"
+            f"DO $$ BEGIN FOR n IN 1..{_TRANSACTIONS} LOOP INSERT INTO single VALUES ({txid}, n); COMMIT; END LOOP;"
+            " END $$"
         )
         # Not until all is taken: batches that markers have closed may stop reading.
         run.source.wait_until(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: In every text; no line of a log may hold it.
 SECRET = "geheim"
 #: Published, and compared at the end and by every marker.
-TABLES = ("acct", "xfer", "evt", "bulk", "bulk_txn", "kv", "uq")
+TABLES = ("acct", "xfer", "evt", "bulk", "bulk_txn", "kv", "uq", "single")
 _UNIQUE_ROWS = 20
 _KEYS = 200
 _RECOVER_TIMEOUT_S = 120.0
@@ -38,6 +38,7 @@ _LOCK_TIMEOUT = "SET lock_timeout = '5s'; SET statement_timeout = '60s'"
 _SIDE_TABLES = f"""
 CREATE TABLE bulk (txid bigint NOT NULL, n int NOT NULL, v text NOT NULL);
 CREATE TABLE bulk_txn (txid bigint PRIMARY KEY, n_rows int NOT NULL);
+CREATE TABLE single (txid bigint NOT NULL, n int NOT NULL);
 CREATE TABLE kv (k int PRIMARY KEY, v int NOT NULL, log text NOT NULL);
 ALTER TABLE kv ALTER COLUMN log SET STORAGE EXTERNAL;
 CREATE TABLE uq (id int PRIMARY KEY, email text UNIQUE, v int NOT NULL);
@@ -49,7 +50,7 @@ CREATE FUNCTION h() RETURNS text LANGUAGE plpgsql VOLATILE
 SET timezone = 'UTC' SET datestyle = 'ISO' SET extra_float_digits = 1 AS $$
 DECLARE name text; one text; every text := '';
 BEGIN
-  FOREACH name IN ARRAY ARRAY['acct', 'xfer', 'evt', 'bulk', 'bulk_txn', 'kv', 'uq'] LOOP
+  FOREACH name IN ARRAY ARRAY['acct', 'xfer', 'evt', 'bulk', 'bulk_txn', 'kv', 'uq', 'single'] LOOP
     -- kv gets columns now and then, on the target first, and some tables have one more there: those do not count.
     EXECUTE format('SELECT concat(count(*), '':'', sum(hashtextextended(%s::text, 0)::numeric)) FROM public.%I AS t',
       CASE name WHEN 'kv' THEN 'ROW(t.k, t.v, t.log)' WHEN 'xfer' THEN 'ROW(t.id, t.src, t.dst, t.amt)'
@@ -97,7 +98,7 @@ def create_tables(source: Database, target: Database) -> None:
         database.execute(_SIDE_TABLES)
     target.execute(_TARGET_ONLY)
     source.execute("CREATE TABLE unpublished (n int, v text)")
-    source.execute("ALTER PUBLICATION pub ADD TABLE bulk, bulk_txn, kv, uq, marker")
+    source.execute("ALTER PUBLICATION pub ADD TABLE bulk, bulk_txn, kv, uq, single, marker")
     stream_everything(source)
 
 
