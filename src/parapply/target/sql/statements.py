@@ -122,7 +122,7 @@ class Statements:
 
         Args:
             present: wire positions of the new rows that have a value.
-            is_lone: set the key as well, as `row_update` does: for a row alone, of which nobody asks for triggers.
+            is_lone: set the key as well, as `row_update` does: for a row alone, for which triggers are not looked for.
 
         Raises:
             TargetRefused: the plan allows no updates.
