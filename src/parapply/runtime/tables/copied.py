@@ -222,6 +222,8 @@ class Copied:
             # A table that will join from its first row on has no rows, or they are on their way.
             line = await late_tables.places(self._source, self._publications, oid)
             if reason := self._why_left_out(name) or late_tables.why_not_whole(line, await self._marks()):
+                if self._namesake(name) is not None:
+                    await self._rename({})
                 await self._note(name, oid, reason)
 
     def is_settled(self, relations: Sequence[Relation]) -> bool:

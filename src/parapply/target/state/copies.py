@@ -403,16 +403,26 @@ async def forget(conn: Connection, schema: str, slot_id: int, names: Sequence[Na
 
 async def settle(  # noqa: PLR0913, PLR0917  the columns of a row
     conn: Connection, schema: str, slot_id: int, name: Name, source_oid: int, reason: str
-) -> None:
-    """Note a table that was published later: applied from its first row on, or waiting for a reason."""
+) -> bool:
+    """Note a table that was published later: applied from its first row on, or waiting for a reason.
+
+    A row of its name and of another table is replaced, because that one is gone. Rows of tables that only have other
+    names by now must have been renamed before.
+
+    Returns:
+        Whether it was noted; not if the state knows the table already.
+    """
     query = (
-        "INSERT INTO {s}.copies (slot_id, schema_name, table_name, source_oid, state, start_lsn, reason)"
-        " VALUES ($1::int, $2, $3, $4::bigint, CASE WHEN $5 = '' THEN 'copied' ELSE 'waiting' END,"
-        " CASE WHEN $5 = '' THEN '0/0'::pg_lsn END, $5) ON CONFLICT DO NOTHING"
+        "INSERT INTO {s}.copies AS c (slot_id, schema_name, table_name, source_oid, state, start_lsn, reason)"
+        " SELECT $1::int, $2, $3, $4::bigint, CASE WHEN $5 = '' THEN 'copied' ELSE 'waiting' END,"
+        " CASE WHEN $5 = '' THEN '0/0'::pg_lsn END, $5"
+        " WHERE NOT EXISTS (SELECT FROM {s}.copies AS o WHERE o.slot_id = $1::int AND o.source_oid = $4::bigint)"
+        " ON CONFLICT (slot_id, schema_name, table_name) DO UPDATE SET source_oid = EXCLUDED.source_oid,"
+        " state = EXCLUDED.state, start_lsn = EXCLUDED.start_lsn, reason = EXCLUDED.reason, published_by = NULL,"
+        " rows = NULL, size_bytes = NULL, started_at = NULL, finished_at = NULL RETURNING 1"
     )
-    await state_rows(
-        conn, schema, "noting a table that was published later", query, [slot_id, *name, source_oid, reason]
-    )
+    values = [slot_id, *name, source_oid, reason]
+    return bool(await state_rows(conn, schema, "noting a table that was published later", query, values))
 
 
 async def join(conn: Connection, schema: str, slot_id: int, source_oid: int) -> None:
