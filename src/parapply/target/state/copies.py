@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 from psycopg import sql
 
-from parapply.model import format_lsn, lsn_text, parse_lsn
+from parapply.model import format_lsn, parse_lsn
 from parapply.plan.copy_starts import LEFT_OUT, Start
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
@@ -323,18 +323,16 @@ async def is_seen(conn: Connection, schema: str, slot_id: int) -> bool:
 
 
 async def tell_seen(conn: Connection, schema: str, slot_id: int, known: Copies) -> None:
-    """Report to the command that copies or pauses that the daemon keeps to the rows it has read."""
-    under_way = [row for row in known.tables if row.state == CopyState.COPYING or row.is_paused]
+    """Report to the command that copies or pauses that the daemon keeps to the rows it has read.
+
+    Not to rows that were written since, though they look the same: another command on an idle publisher writes its LSN.
+    """
     query = (
-        "UPDATE {s}.copies AS c SET is_seen = true FROM unnest($2::text[], $3::text[], $4::pg_lsn[])"
-        " AS n(schema_name, table_name, start_lsn) WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name"
-        " AND c.table_name = n.table_name AND c.start_lsn IS NOT DISTINCT FROM n.start_lsn"
-        " AND c.state <> 'copied' AND NOT c.is_seen"
+        "UPDATE {s}.copies SET is_seen = true"
+        " WHERE slot_id = $1::int AND xmin::text::bigint = ANY ($2::bigint[]) AND NOT is_seen"
     )
-    starts = [lsn_text(row.start_lsn) for row in under_way]
-    values = [slot_id, [row.schema_name for row in under_way], [row.table_name for row in under_way], starts]
-    if under_way:
-        await state_rows(conn, schema, "telling who copies", query, values)
+    if known.unseen:
+        await state_rows(conn, schema, "telling who copies", query, [slot_id, list(known.unseen)])
 
 
 async def keep_indexes(conn: Connection, schema: str, slot_id: int, name: Name, indexes: Sequence[str]) -> None:

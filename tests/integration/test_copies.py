@@ -1,0 +1,56 @@
+"""Rows of the tables that are copied: each is written and answered as the table and the version that was meant."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from parapply.errors import TargetRefused
+from parapply.target.state import copies
+from parapply.vocabulary import CopyState
+from tests.integration.test_state import control, made
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from parapply.target.session.settings import Connection
+    from tests.fixtures.databases import Database
+
+pytestmark = pytest.mark.each_session
+
+_LSN = 0x5000
+_A, _B = ("public", "a"), ("public", "b")
+
+
+class _State(NamedTuple):
+    conn: Connection
+    slot_id: int
+
+    async def load(self) -> copies.Copies:
+        return await copies.load(self.conn, "x", self.slot_id)
+
+    async def row(self, oid: int) -> copies.CopyRow:
+        return next(row for row in (await self.load()).tables if row.source_oid == oid)
+
+
+@asynccontextmanager
+async def _two_tables(target: Database) -> AsyncIterator[_State]:
+    """A state with two tables, 1 and 2."""
+    async with control(target.dsn) as conn:
+        slot_id = await made(conn, "x")
+        await copies.add(conn, "x", slot_id, {_A: 1, _B: 2}, is_listed=True)
+        yield _State(conn, slot_id)
+
+
+async def test_a_row_that_was_written_again_is_not_answered(target_db: Database) -> None:
+    """A copy begun again at the same LSN must hear of its own row, not of what the daemon read of the one before."""
+    async with _two_tables(target_db) as state:
+        await copies.begin(state.conn, "x", state.slot_id, [_A], _LSN)
+        before = await state.load()
+        await copies.begin(state.conn, "x", state.slot_id, [_A], _LSN)
+        await copies.tell_seen(state.conn, "x", state.slot_id, before)
+        assert target_db.rows("SELECT is_seen FROM x.copies WHERE source_oid = 1") == [(False,)]
+        await copies.tell_seen(state.conn, "x", state.slot_id, await state.load())
+        assert target_db.rows("SELECT is_seen FROM x.copies WHERE source_oid = 1") == [(True,)]
