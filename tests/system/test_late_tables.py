@@ -240,7 +240,9 @@ def test_every_new_table_is_looked_at(
     daemon = start_daemon(route)
     daemon.wait_for_event("source_connected")
     source_db.execute("".join([f"CREATE TABLE new_{number:02} (id int PRIMARY KEY);" for number in range(51)]))
-    source_db.execute("CREATE UNLOGGED TABLE z (id int PRIMARY KEY); INSERT INTO z VALUES (1); ALTER TABLE z SET LOGGED")
+    source_db.execute(
+        "CREATE UNLOGGED TABLE z (id int PRIMARY KEY); INSERT INTO z VALUES (1); ALTER TABLE z SET LOGGED"
+    )
     refused = run_command(route, "snapshot", "--", "true")
     assert "tables are not copied" in refused.stderr
     assert [name for name, _ in _waiting(route)] == ["z"]
