@@ -159,3 +159,17 @@ def test_keys_that_are_not_equal_alike_are_copied_again(large: Route, run_comman
     assert done.returncode == 0, done.stderr
     assert "its key is no longer one that both ends compare alike" in done.stdout
     check_equal(large, "large")
+
+
+def test_indexes_are_made_again_though_no_part_is_left(large: Route, run_command: RunCommand) -> None:
+    """Killed between its last part and its indexes, a table has nothing left to copy, and gets its indexes."""
+    large.target.execute("CREATE INDEX by_note ON large (note)")
+    words = ("init", "--copy", "--connections", "1", "--defer-indexes")
+    killed = run_command(large, *words, environ={"PARAPPLY_FAILPOINT": f"{failpoints.COPY_PART_DONE}:kill:4"})
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    assert large.target.rows("SELECT to_regclass('by_note')") == [(None,)]
+    done = run_command(large, *words)
+    assert done.returncode == 0, done.stderr
+    assert "public.large: 4 parts are copied" in done.stdout
+    assert large.target.rows("SELECT to_regclass('by_note')::text") == [("by_note",)]
+    check_equal(large, "large")

@@ -161,7 +161,7 @@ class CopyLoad:
         writers = Writers(self._config, self._slot_id, self._control.info.backend_pid, snapshot, names)
         async with writers.open(1) as writer:
             kept = await resume.Resumption(self._config, self._slot_id, writer, types).run(tables, snapshot)
-            await self._prepare([table for table in tables if table.leaves], kept, writer.conn)
+            await self._prepare(tables, kept, writer.conn)
         under_way = []
         for published in tables:
             done = kept.get(published.oid, [])
@@ -183,6 +183,7 @@ class CopyLoad:
         self._bar.begin(len(parts), sum(part.pages for part in parts), sum(part.estimated_rows for part in parts))
         for table in under_way:
             if not table.parts:
+                await self._make_indexes(table.published, self._control)
                 self._complete.put_nowait(table)
         n_lanes = min(self._access.connections, len(parts))
         try:
