@@ -84,3 +84,13 @@ async def test_a_table_is_written_by_what_it_is(target_db: Database) -> None:
         assert len(await copy_parts.load(*here)) == 1
         assert (await state.row(1)).state == CopyState.COPIED
         assert (await state.row(3)).state == CopyState.WAITING
+
+
+async def test_a_copy_of_others_leaves_none_under_way(target_db: Database) -> None:
+    """A table whose copy was interrupted is not taken for one of the next command's, and keeps that it has rows."""
+    async with _two_tables(target_db) as state:
+        await copies.begin(state.conn, "x", state.slot_id, [1], _LSN)
+        await copies.begin(state.conn, "x", state.slot_id, [2], _LSN)
+        first, second = await state.row(1), await state.row(2)
+        assert (first.state, first.is_begun, first.is_late) == (CopyState.WAITING, True, False)
+        assert second.state == CopyState.COPYING

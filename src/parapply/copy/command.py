@@ -153,7 +153,7 @@ async def go_on(
         return False
     tables = [table for table in published if table.full_name in left]
     click.echo(f"slot {name!r}: {len(wanted) - len(left)} tables are copied, {len(left)} are left")
-    begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
+    begun = {row.name for row in known.tables if row.is_begun}
     await check_readable(ends.source, tables)
     if have_run is None:
         have_run = await copy.until_commands(found.slot_id)
@@ -204,7 +204,7 @@ async def refresh(config: Config, options: CopyOptions) -> None:
         tables = copy.chosen(known, published)
         await sharing.claim(ends.source, ends.target, config, found.slot_id)
         left_out.say_schema_only(known)
-        begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
+        begun = {row.name for row in known.tables if row.is_begun}
         have_run = await copy.until_commands(found.slot_id) if tables else None
         await copy.check_target(tables, begun=begun)
         there = {row.name for row in known.tables if not row.is_schema_only}

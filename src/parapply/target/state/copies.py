@@ -13,7 +13,7 @@ different times differ in nothing but their LSN. (PostgreSQL keeps the same in p
 
 The copy command holds the copy lock of the slot, so `copying` without a holder means that it was interrupted; the next
 one takes a new snapshot, later than all that was received until then, and so the daemon may continue as if it were
-`waiting`.
+`waiting`. A command that copies other tables notes it as waiting, with its start_lsn: it has rows of the copy.
 
 In: a control session, the schema's name, a slot_id. Out: rows of `parapply.copies`.
 Every function raises TargetRefused or TargetLost where the server does not do it.
@@ -79,6 +79,13 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
     def is_late(self) -> bool:
         """Return whether it was published later, its rows seemed to be missing in the stream, and no copy was begun."""
         return self.state == CopyState.WAITING and self.reason not in {"", PAUSED, SCHEMA_ONLY}
+
+    @property
+    def is_begun(self) -> bool:
+        """Return whether rows of the target are from a copy of it, to which a later copy may return without asking."""
+        return self.state == CopyState.COPYING or (
+            self.state == CopyState.WAITING and self.start_lsn is not None and not self.is_schema_only
+        )
 
     @property
     def is_again(self) -> bool:
@@ -242,6 +249,7 @@ async def begin(conn: Connection, schema: str, slot_id: int, oids: Collection[in
 
     Twice: before the snapshot is made with an LSN before it, and, when `is_seen` says that the daemon knows, with the
     snapshot's own. In between the daemon must not continue to leave out changes that the snapshot does not show.
+    Tables of an earlier copy that was interrupted wait from now on: nobody else can hold the lock.
 
     Raises:
         TargetRefused: the state does not know one of them by its OID.
@@ -252,8 +260,14 @@ async def begin(conn: Connection, schema: str, slot_id: int, oids: Collection[in
         " WHERE slot_id = $1::int AND source_oid = ANY ($2::bigint[]) RETURNING 1",
         schema,
     )
+    others = in_schema(
+        "UPDATE {s}.copies SET state = 'waiting'"
+        " WHERE slot_id = $1::int AND state = 'copying' AND (source_oid = ANY ($2::bigint[])) IS NOT TRUE",
+        schema,
+    )
     with target_errors("noting what is copied"):
         async with conn.transaction():
+            await rows(conn, others, [slot_id, list(oids)])
             noted = await rows(conn, query, [slot_id, list(oids), format_lsn(start_lsn)])
             if len(noted) != len(oids):
                 raise _other_table()
