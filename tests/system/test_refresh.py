@@ -232,6 +232,31 @@ def test_a_truncate_of_a_table_that_a_paused_one_refers_to(
     check_equal(route, "boss", "clerk")
 
 
+def test_a_truncate_in_part_begins_with_the_children(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Whatever order the publisher's TRUNCATE names them in, an enforced foreign key among them is kept."""
+    tables = (
+        "CREATE TABLE boss (id int PRIMARY KEY); CREATE TABLE clerk (id int PRIMARY KEY, b int REFERENCES boss);"
+        "CREATE TABLE desk (id int PRIMARY KEY)"
+    )
+    for database in (source_db, target_db):
+        database.execute(tables)
+    source_db.execute("INSERT INTO boss VALUES (1); INSERT INTO clerk VALUES (1, 1); INSERT INTO desk VALUES (1)")
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(source=source_db, target=target_db, settings={**FAST, "target.session_replication_role": "origin"})
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    daemon = start_daemon(route)
+    assert run_command(route, "pause", "public.desk").returncode == 0
+    source_db.execute("TRUNCATE clerk, boss, desk")
+    source_db.execute("INSERT INTO boss VALUES (2)")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, "boss", "clerk")
+    assert target_db.rows("SELECT id FROM desk") == [(1,)]
+
+
 def test_a_table_whose_refresh_was_killed_stops_no_other(
     route: Route, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
