@@ -287,7 +287,7 @@ class CopyLoad:
                 limit=self._access.limit,
             )
             if table.published.replacements:
-                await replaced.insert_staged(target, table.published)
+                await replaced.insert_staged(target, table.published, n_rows)
             await _check_file(source, part)
             await self._check_shape(table.published.here(), target)
             if table.is_noted:
