@@ -173,3 +173,22 @@ def test_indexes_are_made_again_though_no_part_is_left(large: Route, run_command
     assert "public.large: 4 parts are copied" in done.stdout
     assert large.target.rows("SELECT to_regclass('by_note')::text") == [("by_note",)]
     check_equal(large, "large")
+
+
+def test_an_index_whose_name_is_taken_is_missed(large: Route, run_command: RunCommand) -> None:
+    """It is made again by its name: another index of that name, made in between, does not stand for it."""
+    large.target.execute("CREATE INDEX by_note ON large (note); CREATE TABLE other (id int)")
+    words = ("init", "--copy", "--connections", "1", "--defer-indexes")
+    killed = run_command(large, *words, environ={"PARAPPLY_FAILPOINT": f"{failpoints.COPY_PART_DONE}:kill:1"})
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    large.target.execute("CREATE INDEX by_note ON other (id)")
+    refused = run_command(large, *words)
+    assert refused.returncode == 4
+    assert "an index of public.large was not made again" in refused.stderr
+    large.target.execute("ALTER INDEX by_note RENAME TO of_other")
+    done = run_command(large, *words)
+    assert done.returncode == 0, done.stderr
+    assert large.target.rows(
+        "SELECT indrelid::regclass::text FROM pg_index WHERE indexrelid = 'by_note'::regclass"
+    ) == [("large",)]
+    check_equal(large, "large")

@@ -339,10 +339,15 @@ class CopyLoad:
             return
         # An existing index needs no owner's right, and a note may name one that was never dropped, or that is already
         # made again.
-        found = await on_target.deferrable_indexes(target, [table.here()])
-        there = {index.make for index in found.get(table.here().full_name, ())}
+        there = await on_target.makes_of(target, table.here())
         missing = [make for make in indexes if make not in there]
         await on_target.run_all(target, missing, f"making the indexes of {table.text} again")
+        if missing and (skipped := set(missing) - await on_target.makes_of(target, table.here())):
+            raise TargetRefused(
+                f"target: an index of {table.text} was not made again, because another one has its name:"
+                f" {'; '.join(sorted(skipped))}",
+                hint="rename the other one, and run the same command again",
+            )
 
     async def _note(self, tables: Sequence[_Table]) -> None:
         """Note each table as it is complete, and how far the others are, alongside the lanes.
