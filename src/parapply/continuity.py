@@ -186,9 +186,14 @@ async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
     parts = {part for oid in roots for part in publishing.new_partitions("", before.get(oid, ""))}
     reasons |= dict.fromkeys(parts & now.keys() - before.keys() - listed, copies.WAS_SCHEMA_ONLY)
     names = await late_tables.names(source, reasons)
-    for oid, name in names.items():
-        await copies.settle(target, schema, slot_id, name, oid, reasons[oid])
-    marks = {**dict.fromkeys(before, ""), **now}
+    if any(row.name in names.values() for row in known.tables):
+        # A table that has given its name away keeps its row.
+        others = await late_tables.names(source, [oid for oid in listed if oid is not None])
+        await copies.rename(target, schema, slot_id, others)
+    noted = [oid for oid in names if await copies.settle(target, schema, slot_id, names[oid], oid, reasons[oid])]
+    # A table that is not noted keeps what the next look must find.
+    left = {oid: "" if is_gap else before.get(oid, "") for oid in reasons if oid not in noted}
+    marks = {**dict.fromkeys(before, ""), **now, **left}
     if marks != before:
         await copies.keep_marks(target, schema, slot_id, kept_without_copy(marks))
-    return [copies.PublishedChange(oid, None, now[oid], reasons[oid]) for oid in names]
+    return [copies.PublishedChange(oid, None, now[oid], reasons[oid]) for oid in noted]

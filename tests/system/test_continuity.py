@@ -176,6 +176,36 @@ def test_a_publication_that_was_missing_while_a_table_was_copied(
     daemon.stop()
 
 
+def test_a_gap_of_a_table_that_was_made_again(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """The row of the table that had its name, which a refresh has left, does not hide that changes are missing."""
+    tables = "CREATE TABLE t (id int PRIMARY KEY)"
+    for database in (source_db, target_db):
+        database.execute(tables)
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(source=source_db, target=target_db, settings={**FAST, "apply.workers": 2})
+    for words in (["init"], ["refresh", "--table", "public.t"]):
+        done = run_command(route, *words)
+        assert done.returncode == 0, done.stderr
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    for database in (target_db, source_db):
+        database.execute(f"DROP TABLE t; {tables}")
+    source_db.execute("INSERT INTO t VALUES (1)")
+    daemon.wait_caught_up()
+    # A look, which keeps how the new table is published.
+    assert run_command(route, "snapshot", "--", "true").returncode == 0
+    source_db.execute("DROP PUBLICATION pub; INSERT INTO t VALUES (2); CREATE PUBLICATION pub FOR ALL TABLES")
+    assert daemon.wait_for_event("table_waits")["relation"] == "public.t"
+    assert "published" in _waiting(route)["t"]
+    done = run_command(route, "refresh", "--table", "public.t", "--truncate")
+    assert done.returncode == 0, done.stderr
+    daemon.wait_caught_up()
+    check_equal(route, "t")
+    daemon.stop()
+
+
 @pytest.mark.pg_majors(15)
 def test_a_publication_that_was_missing_up_to_17(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon

@@ -120,3 +120,75 @@ def test_a_slot_that_has_moved_names_no_changes(
     assert done.returncode == 0, done.stderr
     assert "public.large: copied from its start: the slot has moved past the copy" in done.stdout
     check_equal(large, "large")
+
+
+@pytest.mark.parametrize("key", ["PRIMARY KEY", ""], ids=["target-has-key", "target-has-none"])
+def test_two_texts_of_one_key_bring_its_row_once(
+    source_db: Database, target_db: Database, run_command: RunCommand, key: str
+) -> None:
+    """A numeric key that was 1.0 and is 1.00 by now is one key, and its row comes once."""
+    columns = "CREATE TABLE large (id numeric {}, fill text)"
+    source_db.execute(columns.format("PRIMARY KEY"))
+    target_db.execute(columns.format(key))
+    source_db.execute("ALTER TABLE large SET (fillfactor = 10, autovacuum_enabled = off)")
+    source_db.execute("INSERT INTO large SELECT i + 0.0, repeat(md5(i::text), 25) FROM generate_series(1, 7000) AS i")
+    source_db.execute("CREATE PUBLICATION pub FOR TABLE large")
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    _kill(route, run_command, f"{failpoints.COPY_PART_DONE}:kill:2")
+    source_db.execute("UPDATE large SET id = id + 0.00 WHERE id < 50")
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    assert "public.large: 2 parts are copied" in done.stdout
+    check_equal(route, "large")
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_keys_that_are_not_equal_alike_are_copied_again(large: Route, run_command: RunCommand, side: str) -> None:
+    """Under a nondeterministic collation one key has several texts, which the other end tells apart."""
+    for database in (large.source, large.target):
+        database.execute("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+        database.execute("DROP TABLE large")
+        loose = "COLLATE loose" if database is (large.source if side == "source" else large.target) else ""
+        database.execute(f"CREATE TABLE large (id text {loose} PRIMARY KEY, fill text)")
+    large.source.execute("ALTER TABLE large SET (fillfactor = 10, autovacuum_enabled = off)")
+    large.source.execute("INSERT INTO large SELECT 'k' || i, repeat(md5(i::text), 25) FROM generate_series(1, 7000) i")
+    large.source.execute("ALTER PUBLICATION pub ADD TABLE large")
+    _kill(large, run_command, f"{failpoints.COPY_PART_DONE}:kill:2")
+    large.source.execute("UPDATE large SET id = upper(id) WHERE id IN ('k5', 'k6')")
+    done = run_command(large, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    assert "its key is no longer one that both ends compare alike" in done.stdout
+    check_equal(large, "large")
+
+
+def test_indexes_are_made_again_though_no_part_is_left(large: Route, run_command: RunCommand) -> None:
+    """Killed between its last part and its indexes, a table has nothing left to copy, and gets its indexes."""
+    large.target.execute("CREATE INDEX by_note ON large (note)")
+    words = ("init", "--copy", "--connections", "1", "--defer-indexes")
+    killed = run_command(large, *words, environ={"PARAPPLY_FAILPOINT": f"{failpoints.COPY_PART_DONE}:kill:4"})
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    assert large.target.rows("SELECT to_regclass('by_note')") == [(None,)]
+    done = run_command(large, *words)
+    assert done.returncode == 0, done.stderr
+    assert "public.large: 4 parts are copied" in done.stdout
+    assert large.target.rows("SELECT to_regclass('by_note')::text") == [("by_note",)]
+    check_equal(large, "large")
+
+
+def test_an_index_whose_name_is_taken_is_missed(large: Route, run_command: RunCommand) -> None:
+    """It is made again by its name: another index of that name, made in between, does not stand for it."""
+    large.target.execute("CREATE INDEX by_note ON large (note); CREATE TABLE other (id int)")
+    words = ("init", "--copy", "--connections", "1", "--defer-indexes")
+    killed = run_command(large, *words, environ={"PARAPPLY_FAILPOINT": f"{failpoints.COPY_PART_DONE}:kill:1"})
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    large.target.execute("CREATE INDEX by_note ON other (id)")
+    refused = run_command(large, *words)
+    assert refused.returncode == 4
+    assert "an index of public.large was not made again" in refused.stderr
+    large.target.execute("ALTER INDEX by_note RENAME TO of_other")
+    done = run_command(large, *words)
+    assert done.returncode == 0, done.stderr
+    assert large.target.rows(
+        "SELECT indrelid::regclass::text FROM pg_index WHERE indexrelid = 'by_note'::regclass"
+    ) == [("large",)]
+    check_equal(large, "large")

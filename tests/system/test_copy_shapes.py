@@ -310,3 +310,37 @@ def _pg_dump() -> str:
     from parapply.demo.binaries import find_binaries, find_program  # noqa: PLC0415
 
     return str(find_program("pg_dump", find_binaries()))
+
+
+def test_a_root_without_partitions_is_emptied(
+    source_db: Database, target_db: Database, run_command: RunCommand
+) -> None:
+    """`--truncate` takes the target's rows out of a table that has nowhere to hold rows at the publisher."""
+    root = "CREATE TABLE m (id int PRIMARY KEY) PARTITION BY RANGE (id)"
+    source_db.execute(f"{root}; CREATE PUBLICATION pub FOR TABLE m WITH (publish_via_partition_root)")
+    target_db.execute(f"{root}; CREATE TABLE m1 PARTITION OF m FOR VALUES FROM (0) TO (9); INSERT INTO m VALUES (1)")
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    refused = run_command(route, "init", "--copy")
+    assert "public.m hold rows already" in refused.stderr
+    done = run_command(route, "init", "--copy", "--truncate")
+    assert done.returncode == 0, done.stderr
+    check_equal(route, "m")
+
+
+@pytest.mark.pg_majors(18)
+def test_generated_columns_that_are_published(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """They are copied and applied as values, where COPY refuses them by name."""
+    source_db.execute("CREATE TABLE made (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED)")
+    target_db.execute("CREATE TABLE made (id int PRIMARY KEY, twice int)")
+    source_db.execute("INSERT INTO made VALUES (1), (2)")
+    source_db.execute("CREATE PUBLICATION pub FOR TABLE made WITH (publish_generated_columns = stored)")
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    daemon = start_daemon(route)
+    source_db.execute("INSERT INTO made VALUES (3); UPDATE made SET id = 4 WHERE id = 1")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, "made")

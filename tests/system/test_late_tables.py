@@ -202,3 +202,48 @@ def test_a_copied_table_that_is_made_again(
     daemon.wait_caught_up()
     assert target_db.rows("SELECT id FROM t") == [(2,)]
     assert _waiting(route) == []
+
+
+@pytest.mark.parametrize("is_renamed", [False, True], ids=["dropped", "renamed"])
+def test_a_table_that_takes_the_name_of_a_copied_one_waits(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon, *, is_renamed: bool
+) -> None:
+    """It had rows before it was published, and no change of it comes: the look notes it all the same.
+
+    The copied table keeps its row under the name that it has now, or has none once it is gone.
+    """
+    tables = "CREATE TABLE t (id int PRIMARY KEY)"
+    route = _copied(source_db, target_db, run_command, tables, "TABLE t")
+    daemon = start_daemon(route)
+    daemon.wait_for_event("source_connected")
+    _both(route, "ALTER TABLE t RENAME TO older" if is_renamed else "DROP TABLE t", tables)
+    source_db.execute("INSERT INTO t SELECT * FROM generate_series(1, 1000); ALTER PUBLICATION pub ADD TABLE t")
+    refused = run_command(route, "snapshot", "--", "true")
+    assert "tables are not copied" in refused.stderr
+    assert daemon.wait_for_event("table_waits")["relation"] == "public.t"
+    assert [name for name, _ in _waiting(route)] == ["t"]
+    done = run_command(route, "refresh")
+    assert done.returncode == 0, done.stderr
+    source_db.execute("INSERT INTO t VALUES (0)")
+    daemon.wait_caught_up()
+    check_equal(route, "t")
+    names = "SELECT table_name, state FROM parapply.copies ORDER BY 1"
+    assert target_db.rows(names) == [("older", "copied")] * is_renamed + [("t", "copied")]
+    daemon.stop()
+
+
+def test_every_new_table_is_looked_at(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """One with rows is found however many there are before it that will join with their first row."""
+    route = _copied(source_db, target_db, run_command, "CREATE TABLE t (id int PRIMARY KEY)", "ALL TABLES")
+    daemon = start_daemon(route)
+    daemon.wait_for_event("source_connected")
+    source_db.execute("".join([f"CREATE TABLE new_{number:02} (id int PRIMARY KEY);" for number in range(51)]))
+    source_db.execute(
+        "CREATE UNLOGGED TABLE z (id int PRIMARY KEY); INSERT INTO z VALUES (1); ALTER TABLE z SET LOGGED"
+    )
+    refused = run_command(route, "snapshot", "--", "true")
+    assert "tables are not copied" in refused.stderr
+    assert [name for name, _ in _waiting(route)] == ["z"]
+    daemon.stop()

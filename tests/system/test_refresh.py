@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,8 @@ from tests.fixtures.route import Route
 from tests.fixtures.workloads import BankLoad, check_bank, create_bank
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
@@ -227,3 +230,56 @@ def test_a_truncate_of_a_table_that_a_paused_one_refers_to(
     daemon.wait_caught_up()
     daemon.stop()
     check_equal(route, "boss", "clerk")
+
+
+def test_a_truncate_in_part_begins_with_the_children(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Whatever order the publisher's TRUNCATE names them in, an enforced foreign key among them is kept."""
+    tables = (
+        "CREATE TABLE boss (id int PRIMARY KEY); CREATE TABLE clerk (id int PRIMARY KEY, b int REFERENCES boss);"
+        "CREATE TABLE desk (id int PRIMARY KEY)"
+    )
+    for database in (source_db, target_db):
+        database.execute(tables)
+    source_db.execute("INSERT INTO boss VALUES (1); INSERT INTO clerk VALUES (1, 1); INSERT INTO desk VALUES (1)")
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(source=source_db, target=target_db, settings={**FAST, "target.session_replication_role": "origin"})
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    daemon = start_daemon(route)
+    assert run_command(route, "pause", "public.desk").returncode == 0
+    source_db.execute("TRUNCATE clerk, boss, desk")
+    source_db.execute("INSERT INTO boss VALUES (2)")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, "boss", "clerk")
+    assert target_db.rows("SELECT id FROM desk") == [(1,)]
+
+
+def test_a_table_whose_refresh_was_killed_stops_no_other(
+    route: Route, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """While another table is copied its changes are left out, as before: they come with the next copy of it."""
+    environ = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_PART_DONE}:kill"}
+    killed = run_command(route, "refresh", "--table", "public.acct", "--truncate", environ=environ)
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    daemon = start_daemon(route)
+    daemon.wait_for_event("source_connected")
+    route.source.execute("ALTER PUBLICATION pub ADD TABLE evt")
+    environ = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_BEGUN}:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
+    held = tmp_path / f"{failpoints.COPY_BEGUN}.held"
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(run_command, route, "refresh", "--table", "public.evt", environ=environ)
+        while not held.exists():
+            assert not wait([copying], timeout=0.05).done, copying.result()
+        route.source.execute("UPDATE acct SET v = v + 1; INSERT INTO xfer VALUES (1, 1, 1, 1)")
+        route.target.wait_until("SELECT EXISTS (SELECT FROM xfer WHERE id = 1)")
+        held.unlink()
+        assert copying.result().returncode == 0
+    # Its rows are from the copy: nobody is asked whether they may go.
+    done = run_command(route, "refresh")
+    assert done.returncode == 0, done.stderr
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, "acct", "xfer", "evt")

@@ -153,7 +153,7 @@ async def go_on(
         return False
     tables = [table for table in published if table.full_name in left]
     click.echo(f"slot {name!r}: {len(wanted) - len(left)} tables are copied, {len(left)} are left")
-    begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
+    begun = {row.name for row in known.tables if row.is_begun}
     await check_readable(ends.source, tables)
     if have_run is None:
         have_run = await copy.until_commands(found.slot_id)
@@ -162,6 +162,7 @@ async def go_on(
     await copy.check_target(tables, begun=begun)
     unpublished = sorted(left - {table.full_name for table in tables})
     await copies.forget(ends.target, schema, found.slot_id, unpublished)
+    await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=True)
     await copy.copy_later(found, tables, have_run)
     return True
 
@@ -182,7 +183,7 @@ async def pause(config: Config, names: Sequence[str]) -> None:
         async with ends.target.transaction():
             await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=known.is_listed)
             await copies.pause(ends.target, schema, found.slot_id, [table.full_name for table in tables])
-        await copy.until_seen(found.slot_id)
+        await copy.until_seen(found.slot_id, tables)
         paused = printable(few([table.text for table in tables]))
         click.echo(f"paused: {paused}; `parapply resume` copies what is paused again")
 
@@ -203,7 +204,7 @@ async def refresh(config: Config, options: CopyOptions) -> None:
         tables = copy.chosen(known, published)
         await sharing.claim(ends.source, ends.target, config, found.slot_id)
         left_out.say_schema_only(known)
-        begun = {row.name for row in known.tables if row.state == CopyState.COPYING or row.is_again}
+        begun = {row.name for row in known.tables if row.is_begun}
         have_run = await copy.until_commands(found.slot_id) if tables else None
         await copy.check_target(tables, begun=begun)
         there = {row.name for row in known.tables if not row.is_schema_only}
@@ -277,7 +278,6 @@ class _Copy:
         async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, self._name) as snapshot:
             told.cancel()
             failpoints.probe(failpoints.COPY_SLOT)
-            names = [table.full_name for table in tables]
             # One transaction, so that a daemon which finds the state also finds the tables under way.
             async with lifecycle.new_slot(self._source, self._name), self._target.transaction():
                 if have_run is not None:
@@ -285,7 +285,7 @@ class _Copy:
                 made = await connect.adopt(self._config, self._ends, is_new=True)
                 await lease.take_lease(self._target, made.slot_id, 0, lock_class=lease.COPY_LOCK_CLASS)
                 await copies.add(self._target, schema, made.slot_id, _oids(tables), is_listed=True)
-                await copies.begin(self._target, schema, made.slot_id, names, snapshot.lsn)
+                await copies.begin(self._target, schema, made.slot_id, _oids(tables).values(), snapshot.lsn)
                 await self._keep_marks(made.slot_id)
                 await left_out.note(self._config, self._ends, made.slot_id)
             failpoints.probe(failpoints.COPY_STATE)
@@ -330,17 +330,17 @@ class _Copy:
         # From the first note on a copied table counts as not copied: its changes are left out until it is copied.
         await slot.check_room(self._source)
         await self.take_lock(slot_id)
-        names = [table.full_name for table in tables]
+        oids = _oids(tables).values()
         await self._check_publisher()
         before_lsn = (await slot.position(self._source)).flush_lsn
-        await copies.begin(self._target, schema, slot_id, names, before_lsn)
+        await copies.begin(self._target, schema, slot_id, oids, before_lsn)
         failpoints.probe(failpoints.COPY_STATE)
-        await self.until_seen(slot_id)
+        await self.until_seen(slot_id, tables)
         login = self._config.source.login
         shapes = await on_target.shapes(self._target, [table.here() for table in tables])
         async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, None) as snapshot:
             told.cancel()
-            await copies.begin(self._target, schema, slot_id, names, snapshot.lsn)
+            await copies.begin(self._target, schema, slot_id, oids, snapshot.lsn)
             if not self._options.tables:
                 await self._keep_marks(slot_id)
             click.echo(f"{len(tables)} tables join the stream at {format_lsn(snapshot.lsn)}")
@@ -375,10 +375,11 @@ class _Copy:
                     )
                 await asyncio.sleep(_POLL_S)
 
-    async def until_seen(self, slot_id: int) -> None:
+    async def until_seen(self, slot_id: int, tables: Sequence[PublishedTable]) -> None:
         """Return when the daemon, if one runs, keeps to what was written, and has committed what it took before."""
+        oids = _oids(tables).values()
         async with _patiently("waiting for the daemon to take note of it"):
-            while not await copies.is_seen(self._target, self._schema, slot_id):  # noqa: ASYNC110  another process writes it
+            while not await copies.is_seen(self._target, self._schema, slot_id, oids):  # noqa: ASYNC110  another process writes it
                 await asyncio.sleep(_POLL_S)
 
     async def _load(

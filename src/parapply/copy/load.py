@@ -145,7 +145,7 @@ class CopyLoad:
         self._bar = bar
         self._access = options.access or Access(Places(options.connections))
         # Statements that make a table's indexes again which this copy or an interrupted one has dropped.
-        self._indexes: dict[tuple[str, str], list[str]] = {}
+        self._indexes: dict[int, list[str]] = {}
         self._complete: asyncio.Queue[_Table] = asyncio.Queue()
 
     async def run(self, tables: Sequence[PublishedTable], snapshot: SourceSnapshot) -> None:
@@ -161,7 +161,7 @@ class CopyLoad:
         writers = Writers(self._config, self._slot_id, self._control.info.backend_pid, snapshot, names)
         async with writers.open(1) as writer:
             kept = await resume.Resumption(self._config, self._slot_id, writer, types).run(tables, snapshot)
-            await self._prepare([table for table in tables if table.leaves], kept, writer.conn)
+            await self._prepare(tables, kept, writer.conn)
         under_way = []
         for published in tables:
             done = kept.get(published.oid, [])
@@ -183,6 +183,7 @@ class CopyLoad:
         self._bar.begin(len(parts), sum(part.pages for part in parts), sum(part.estimated_rows for part in parts))
         for table in under_way:
             if not table.parts:
+                await self._make_indexes(table.published, self._control)
                 self._complete.put_nowait(table)
         n_lanes = min(self._access.connections, len(parts))
         try:
@@ -203,13 +204,13 @@ class CopyLoad:
         self, tables: Sequence[PublishedTable], kept: Collection[int], target: settings.Connection
     ) -> None:
         known = await copies.load(self._control, self._schema, self._slot_id)
-        self._indexes = {row.name: list(row.indexes) for row in known.tables if row.indexes}
+        self._indexes = {row.source_oid: list(row.indexes) for row in known.tables if row.source_oid and row.indexes}
         if self._options.defers_indexes:
             alone = [table for table in tables if not table.constants]
             found = await on_target.deferrable_indexes(self._control, [table.here() for table in alone])
             for table in alone:
                 if indexes := found.get(table.here().full_name):
-                    await self._drop_indexes(table.full_name, indexes)
+                    await self._drop_indexes(table.oid, indexes)
         emptied = [table.here() for table in tables if table.oid not in kept]
         full = await on_target.not_empty(target, emptied, self._config.target)
         with settings.target_errors("emptying tables"):
@@ -219,15 +220,15 @@ class CopyLoad:
                         await check_foreign_code(target, *table.full_name, table.filled)
                 await on_target.empty(target, full)
 
-    async def _drop_indexes(self, name: Name, found: Sequence[Deferrable]) -> None:
-        kept = self._indexes.get(name, [])
+    async def _drop_indexes(self, oid: int, found: Sequence[Deferrable]) -> None:
+        kept = self._indexes.get(oid, [])
         makes = [*kept, *(index.make for index in found if index.make not in kept)]
         with settings.target_errors("dropping indexes"):
             # In one transaction: what is noted was dropped, and what was dropped is noted.
             async with self._control.transaction():
-                await copies.keep_indexes(self._control, self._schema, self._slot_id, name, makes)
+                await copies.keep_indexes(self._control, self._schema, self._slot_id, oid, makes)
                 await on_target.run_all(self._control, [index.drop for index in found], "dropping indexes")
-        self._indexes[name] = makes
+        self._indexes[oid] = makes
 
     async def _lane(
         self,
@@ -286,7 +287,7 @@ class CopyLoad:
                 limit=self._access.limit,
             )
             if table.published.replacements:
-                await replaced.insert_staged(target, table.published)
+                await replaced.insert_staged(target, table.published, n_rows)
             await _check_file(source, part)
             await self._check_shape(table.published.here(), target)
             if table.is_noted:
@@ -334,14 +335,19 @@ class CopyLoad:
         await copy_parts.add(target, self._schema, self._slot_id, noted)
 
     async def _make_indexes(self, table: PublishedTable, target: settings.Connection) -> None:
-        if not (indexes := self._indexes.get(table.full_name)):
+        if not (indexes := self._indexes.get(table.oid)):
             return
         # An existing index needs no owner's right, and a note may name one that was never dropped, or that is already
         # made again.
-        found = await on_target.deferrable_indexes(target, [table.here()])
-        there = {index.make for index in found.get(table.here().full_name, ())}
+        there = await on_target.makes_of(target, table.here())
         missing = [make for make in indexes if make not in there]
         await on_target.run_all(target, missing, f"making the indexes of {table.text} again")
+        if missing and (skipped := set(missing) - await on_target.makes_of(target, table.here())):
+            raise TargetRefused(
+                f"target: an index of {table.text} was not made again, because another one has its name:"
+                f" {'; '.join(sorted(skipped))}",
+                hint="rename the other one, and run the same command again",
+            )
 
     async def _note(self, tables: Sequence[_Table]) -> None:
         """Note each table as it is complete, and how far the others are, alongside the lanes.
@@ -362,8 +368,7 @@ class CopyLoad:
                 self._control,
                 self._schema,
                 self._slot_id,
-                published.full_name,
-                source_oid=published.oid,
+                published.oid,
                 n_rows=table.rows,
                 size_bytes=table.size_bytes,
                 is_durable=not n_left,
@@ -376,7 +381,7 @@ class CopyLoad:
         moved = [table for table in tables if table.has_moved]
         for table in moved:
             table.has_moved = False
-        figures = {table.published.full_name: (table.rows, table.size_bytes) for table in moved}
+        figures = {table.published.oid: (table.rows, table.size_bytes) for table in moved}
         await copies.note_progress(self._control, self._schema, self._slot_id, figures)
 
 

@@ -136,7 +136,8 @@ def copy_out(
     types = target_types if is_binary else _NO_TYPES
     columns = with_constants([sql.Identifier(column) for column in table.columns], table, types)
     form = _FORMS[is_binary]
-    if part.is_whole and not (table.row_filter or table.constants):
+    # The other form is refused for generated columns.
+    if part.is_whole and not (table.row_filter or table.constants or table.has_generated):
         return sql.SQL("COPY {} ({}) TO STDOUT{}").format(relation, columns, form)
     return sql.SQL("COPY (SELECT {} FROM ONLY {}{}) TO STDOUT{}").format(
         columns, relation, condition(part, table.row_filter), form

@@ -92,6 +92,7 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     target: tuple[str, str] | None = None  # schema and table on the target where they are others
     constants: dict[str, str] = {}  # columns of the target's table with their values in all rows of this one
     has_omitted: bool = False  # `columns` are without some that are published
+    has_generated: bool = False  # some of `columns` are generated on the publisher
     replaced: dict[str, str] = {}  # of `columns`, with the SQL expression whose value the target's rows get instead
     replacements: tuple[Replacement, ...] = ()  # these expressions, once the target has judged them
 
@@ -292,6 +293,7 @@ def _table(
         row_filter="" if None in filters else " OR ".join(f"({one})" for one in dict.fromkeys(filters) if one),
         key=key if set(key) <= set(names) else (),
         leaves=tuple(leaves),
+        has_generated=not all(column.is_stored for column in sent),
     )
 
 

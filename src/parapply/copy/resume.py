@@ -64,12 +64,19 @@ KEY_TYPES: Final = {
     20: "bigint", 21: "smallint", 23: "integer", 25: "text", 1042: "bpchar", 1043: "varchar", 1082: "date",
     1114: "timestamp", 1184: "timestamptz", 1700: "numeric", 2950: "uuid",
 }  # fmt: skip
+_UNLIKE: Final = "its key is no longer one that both ends compare alike"
 #: Keys above which a table is copied from its start: they are held in memory, and each is looked up.
 _MOST_KEYS: Final = 500_000
 #: Keys looked up by one statement.
 _KEYS_AT_ONCE: Final = 20_000
 #: Messages after which the publisher begins a new answer, between two transactions.
 _MESSAGES_AT_ONCE: Final = 100_000
+
+#: The key's columns on either end, with the facts that decide which values are equal, and how they are kept.
+_KEY_COLUMNS: Final = """
+SELECT a.attname, a.atttypmod, COALESCE(c.collisdeterministic, true)
+  FROM pg_catalog.pg_attribute AS a LEFT JOIN pg_catalog.pg_collation AS c ON c.oid = a.attcollation
+ WHERE a.attrelid = $1::text::regclass AND a.attname = ANY ($2::text[]) AND NOT a.attisdropped ORDER BY 1"""
 
 #: Facts that decide which changes are sent and where rows lie, as a snapshot shows them, each row with its version. A
 #: file that the snapshot does not show yet is one that was written since.
@@ -105,7 +112,7 @@ def may_resume(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
         and not (table.constants or table.has_omitted or table.replaced)
         and bool(table.key)
         and not table.row_filter
-        and all(types[column] in KEY_TYPES and target_types.get(column) in KEY_TYPES for column in table.key)
+        and all(types[column] in KEY_TYPES and target_types.get(column) == types[column] for column in table.key)
         and all(leaf.has_ranges for leaf in table.leaves)
     )
 
@@ -188,7 +195,8 @@ class Resumption:
         reader = await snapshots.open_reader(self._config.source.login, name, snapshot)
         async with reader:
             for oid, table in wanted.items():
-                reasons[oid] = await self._why_not(table, noted[oid], await self._prints(reader, table))
+                prints = await self._prints(reader, table)
+                reasons[oid] = await self._why_not(table, noted[oid], prints) or await self._why_unlike(reader, table)
             kept = {oid: table for oid, table in wanted.items() if not reasons[oid]}
             if kept:
                 first_lsn = min(part.lsn for oid in kept for part in noted[oid])
@@ -219,12 +227,21 @@ class Resumption:
         self, table: PublishedTable, parts: Sequence[CopiedPart], prints: Mapping[tuple[str, str], str]
     ) -> str:
         if not may_resume(table, self._types[table.full_name]):
-            return "its key is no longer one that both ends compare alike"
+            return _UNLIKE
         if len({part.lsn for part in parts}) > 1:
             return "its parts are of different moments"
         if any(prints.get((part.leaf_schema, part.leaf_name)) != part.fingerprint for part in parts):
             return "its definition, its file or the publication is another"
         return await self._why_not_here(table, sum(part.rows for part in parts))
+
+    async def _why_unlike(self, reader: slot.Connection, table: PublishedTable) -> str:
+        """Return why a key may not be found by its text on both ends; empty: it is."""
+        values = [sql.Identifier(table.schema, table.name).as_string(None), list(table.key)]
+        with slot.source_errors(f"reading the key of {table.text}"):
+            there = await slot.read_rows(reader, _KEY_COLUMNS, values)
+        with target_errors(f"reading the key of {table.text}"):
+            here = await slot.read_rows(self._target, _KEY_COLUMNS, values)
+        return "" if there == here and all(is_exact for *_, is_exact in here) else _UNLIKE
 
     async def _why_not_here(self, table: PublishedTable, n_copied: int) -> str:
         relation = sql.Identifier(table.schema, table.name)
@@ -311,8 +328,8 @@ class Resumption:
         lsn: int,
     ) -> None:
         """Replace the rows with these keys by the rows that the reader sees in the pages of the parts."""
-        types = self._types[table.full_name]
-        ours = dict(zip(table.columns, table.types, strict=True))
+        by_name = dict(zip(table.columns, table.types, strict=True))
+        types = [KEY_TYPES[by_name[column]] for column in table.key]
         relation = sql.Identifier(table.schema, table.name)
         into = sql.SQL("COPY {} ({}) FROM STDIN").format(relation, column_list(table.columns))
         alone = (await on_target.alone(self._target, [table.full_name]))[table.full_name]
@@ -324,13 +341,11 @@ class Resumption:
                 for first in range(0, len(keys), _KEYS_AT_ONCE):
                     some = keys[first : first + _KEYS_AT_ONCE]
                     remove = sql.SQL("DELETE FROM {} AS t USING {} WHERE {}").format(
-                        alone,
-                        listed(some, [KEY_TYPES[types[column]] for column in table.key]),
-                        equal(table.key),
+                        alone, listed(some, types), equal(table.key)
                     )
                     cursor = await self._target.execute(remove)
                     more_rows -= cursor.rowcount
-                    for out in _selects(table, parts, some, [KEY_TYPES[ours[column]] for column in table.key]):
+                    for out in _selects(table, parts, some, types):
                         n_rows, _ = await pump(
                             reader, self._target, out, into, relation=table.text, on_data=lambda *_: None
                         )
@@ -433,9 +448,10 @@ def _selects(
             [sql.SQL("({})").format(bounds(one, alias="t")) for one in pages if not one.is_whole]
         )
         within = sql.SQL("true") if any(one.is_whole for one in pages) else sql.SQL("({})").format(where)
-        yield sql.SQL("COPY (SELECT {} FROM ONLY {} AS t JOIN {} ON {} WHERE {}) TO STDOUT").format(
-            columns, sql.Identifier(*leaf), listed(keys, types), equal(table.key), within
-        )
+        # Each row once, though two of the texts may be one key, as 1.0 and 1.00.
+        yield sql.SQL(
+            "COPY (SELECT {} FROM ONLY {} AS t WHERE EXISTS (SELECT FROM {} WHERE {}) AND {}) TO STDOUT"
+        ).format(columns, sql.Identifier(*leaf), listed(keys, types), equal(table.key), within)
 
 
 def _merged(parts: Sequence[CopiedPart]) -> Iterator[Part]:

@@ -312,12 +312,29 @@ async def deferrable_indexes(conn: Connection, tables: Sequence[PublishedTable])
     for schema, table, index_schema, index, make, is_allowed in found:
         one = Deferrable(
             drop=sql.SQL("DROP INDEX {}").format(sql.Identifier(index_schema, index)).as_string(None),
-            # An index exists already if it was made again and the copy was interrupted before that was noted.
-            make=make.replace(" INDEX ", " INDEX IF NOT EXISTS ", 1),
+            make=_made_again(make),
             is_allowed=is_allowed,
         )
         indexes.setdefault((schema, table), []).append(one)
     return indexes
+
+
+async def makes_of(conn: Connection, table: PublishedTable) -> set[str]:
+    """Return the statements, as `Deferrable.make`, of all indexes that a table has.
+
+    Raises:
+        TargetRefused, TargetLost: the catalogue could not be read.
+    """
+    query = sql.SQL(
+        "SELECT pg_catalog.pg_get_indexdef(indexrelid) FROM pg_catalog.pg_index WHERE indrelid = $1::text::regclass"
+    )
+    with target_errors("reading the indexes"):
+        return {_made_again(make) for (make,) in await rows(conn, query, [_quoted(table)])}
+
+
+def _made_again(make: str) -> str:
+    # An index exists already if it was made again and the copy was interrupted before that was noted.
+    return make.replace(" INDEX ", " INDEX IF NOT EXISTS ", 1)
 
 
 async def check_owned(conn: Connection, tables: Sequence[PublishedTable]) -> None:

@@ -453,7 +453,7 @@ class HealRun:
             return 0
         oids = {table.full_name: table.oid for table in tables}
         await copies.add(self._target, self._schema, self._slot_id, oids, is_listed=is_listed)
-        await copies.begin(self._target, self._schema, self._slot_id, list(oids), snapshot.lsn)
+        await copies.begin(self._target, self._schema, self._slot_id, oids.values(), snapshot.lsn)
         with Bar(said=self._voice.progress) as bar:
             how = LoadOptions(connections=self._options.connections)
             load = CopyLoad(self._config, self._slot_id, self._target, how, shapes=shapes, bar=bar)

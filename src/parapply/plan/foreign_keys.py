@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from parapply.plan.table_changes import InsertSegment, NetSegment
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from parapply.plan.steps import TablesStep
+    from parapply.plan.table import TableFacts
     from parapply.plan.table_changes import TableChanges
 
 
@@ -43,17 +44,35 @@ def can_order(step: TablesStep) -> bool:
 
 def parents_first(tables: Sequence[TableChanges]) -> list[TableChanges]:
     """Return the tables with every parent before its children; where they form a ring, as they came."""
-    parents: dict[int, set[int]] = {id(changes): set() for changes in tables}
+    by_id = {id(changes): changes for changes in tables}
+    parents: dict[int, set[int]] = {number: set() for number in by_id}
     for child, parent in ties(tables):
         if child is not parent:
             parents[id(child)].add(id(parent))
-    ordered: list[TableChanges] = []
-    left = list(tables)
+    return [by_id[number] for number in _ordered(by_id, parents)]
+
+
+def children_first(tables: Sequence[TableFacts]) -> list[int]:
+    """Return the places of tables with every child before its parents; others, and a ring, from the last one on."""
+    children = {
+        at: {
+            other
+            for other, child in enumerate(tables)
+            if other != at and any(key.is_enforced and key.parent_oid == table.root_oid for key in child.foreign_keys)
+        }
+        for at, table in enumerate(tables)
+    }
+    return _ordered(reversed(children), children)
+
+
+def _ordered(numbers: Iterable[int], earlier: Mapping[int, set[int]]) -> list[int]:
+    """Return numbers in their order, but each behind its earlier ones; in a ring the first one left comes next."""
+    ordered: list[int] = []
+    left = list(numbers)
     while left:
-        placed = {id(changes) for changes in ordered}
-        ready = [changes for changes in left if parents[id(changes)] <= placed] or left[:1]
+        ready = [number for number in left if earlier[number] <= set(ordered)] or left[:1]
         ordered += ready
-        left = [changes for changes in left if changes not in ready]
+        left = [number for number in left if number not in ready]
     return ordered
 
 

@@ -48,7 +48,7 @@ _READ_SHARE = 0.002
 _READ_S = 5.0
 #: Seconds between two warnings of one table that waits.
 _AGAIN_S = 86_400.0
-#: New tables checked in one go: each costs a query.
+#: New tables checked by one look that no command waits for: each costs a query.
 _TABLES = 50
 #: Tables named in one warning.
 _MOST_NAMES = 5
@@ -120,6 +120,8 @@ class Copied:
         self._lock = asyncio.Lock()
         self._clock = asyncio.get_running_loop().time
         self._looked_s: float | None = None
+        #: The new table that was checked last; the next look goes on behind it.
+        self._checked: Name = ("", "")
         #: A table has joined: the next look is due.
         self._is_due = False
         self._next_read_s = 0.0
@@ -159,12 +161,13 @@ class Copied:
 
         Args:
             gap_lsn: before this LSN a publication was missing, as the stream has said; the look is due.
-            is_due: now, whenever the last check was.
+            is_due: now, whenever the last check was, and every table.
 
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
         """
         now_s = self._clock()
+        n_tables = None if is_due else _TABLES
         is_due = is_due or self._is_due or gap_lsn is not None
         if not is_due and self._looked_s is not None and now_s - self._looked_s < _LOOK_S:
             return
@@ -175,7 +178,7 @@ class Copied:
             await self._compare(gap_lsn)
             await self._name_waiting()
             if self.known.is_listed and all(row.source_oid is not None for row in self.known.tables):
-                await self._look_for_others(is_first=is_first)
+                await self._look_for_others(n_tables, is_first=is_first)
             await self._read()
         self._tell()
 
@@ -201,8 +204,8 @@ class Copied:
             await self._rename({})
             await self._read()
 
-    async def _look_for_others(self, *, is_first: bool) -> None:
-        """Note published tables that the stream has not named."""
+    async def _look_for_others(self, n_tables: int | None, *, is_first: bool) -> None:
+        """Note published tables that the stream has not named; check this many, all if None."""
         if is_first:
             await self._marks()  # a state of an older version has them from now on
         oids = [row.source_oid for row in self.known.tables if row.source_oid is not None]
@@ -211,10 +214,16 @@ class Copied:
         if any(not self._is_left_out(name) for _, name in found):
             # A cut-over may have made its state there a moment ago, of which the stream has sent nothing yet.
             self.starts.leave_out(await state_schemas(self._source))
-        for oid, name in [one for one in found if not self._is_left_out(one[1])][:_TABLES]:
-            # A table that will join from its first row on has no rows, or they are on their way.
+        others = [(name, oid) for oid, name in found if not self._is_left_out(name)]
+        others.sort(key=lambda one: (one[0] <= self._checked, one))
+        marks = await self._marks() if others else frozenset()
+        for name, oid in others[:n_tables]:
+            # A table that will join from its first row on has no rows, or they are on their way. It is found again.
+            self._checked = name
             line = await late_tables.places(self._source, self._publications, oid)
-            if reason := self._why_left_out(name) or late_tables.why_not_whole(line, await self._marks()):
+            if reason := self._why_left_out(name) or late_tables.why_not_whole(line, marks):
+                if self._namesake(name) is not None:
+                    await self._rename({})
                 await self._note(name, oid, reason)
 
     def is_settled(self, relations: Sequence[Relation]) -> bool:

@@ -24,6 +24,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.errors import TargetRefused
+from parapply.plan.foreign_keys import children_first
 from parapply.plan.table import Equality, table_name
 from parapply.quoting import identifier
 from parapply.target.catalogue.query import GUARD_SQL, INSERTING, REFERENCE_VERSION, TRIGGER_VERSION
@@ -553,8 +554,8 @@ def emptying(
         is_partial: the publisher emptied more tables with it.
     """
     if is_partial or any(constants for _, constants in tables):
-        # A table that keeps rows may refer to these, and PostgreSQL then refuses TRUNCATE. Children come first.
-        return [delete_all(facts, constants) for facts, constants in reversed(tables)]
+        # A table that keeps rows may refer to these, and PostgreSQL then refuses TRUNCATE.
+        return [delete_all(*tables[at]) for at in children_first([facts for facts, _ in tables])]
     return [truncate([facts for facts, _ in tables], restart_identity=restart_identity)]
 
 

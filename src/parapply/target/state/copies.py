@@ -13,7 +13,7 @@ different times differ in nothing but their LSN. (PostgreSQL keeps the same in p
 
 The copy command holds the copy lock of the slot, so `copying` without a holder means that it was interrupted; the next
 one takes a new snapshot, later than all that was received until then, and so the daemon may continue as if it were
-`waiting`.
+`waiting`. A command that copies other tables notes it as waiting, with its start_lsn: it has rows of the copy.
 
 In: a control session, the schema's name, a slot_id. Out: rows of `parapply.copies`.
 Every function raises TargetRefused or TargetLost where the server does not do it.
@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 from psycopg import sql
 
-from parapply.model import format_lsn, lsn_text, parse_lsn
+from parapply.errors import TargetRefused
+from parapply.model import format_lsn, parse_lsn
 from parapply.plan.copy_starts import LEFT_OUT, Start
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
@@ -34,7 +35,7 @@ from parapply.target.state.schema import in_schema, state_rows
 from parapply.vocabulary import SCHEMA_ONLY, CopyState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from parapply.plan.copy_starts import Known, Name
     from parapply.target.session.settings import Connection
@@ -78,6 +79,13 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
     def is_late(self) -> bool:
         """Return whether it was published later, its rows seemed to be missing in the stream, and no copy was begun."""
         return self.state == CopyState.WAITING and self.reason not in {"", PAUSED, SCHEMA_ONLY}
+
+    @property
+    def is_begun(self) -> bool:
+        """Return whether rows of the target are from a copy of it, to which a later copy may return without asking."""
+        return self.state == CopyState.COPYING or (
+            self.state == CopyState.WAITING and self.start_lsn is not None and not self.is_schema_only
+        )
 
     @property
     def is_again(self) -> bool:
@@ -236,24 +244,41 @@ async def add(conn: Connection, schema: str, slot_id: int, oids: Mapping[Name, i
             await notify(conn, slot_id)
 
 
-async def begin(conn: Connection, schema: str, slot_id: int, names: Sequence[Name], start_lsn: int) -> None:
+async def begin(conn: Connection, schema: str, slot_id: int, oids: Collection[int], start_lsn: int) -> None:
     """Note that tables are copied now, as of an LSN; the copy lock must be held.
 
     Twice: before the snapshot is made with an LSN before it, and, when `is_seen` says that the daemon knows, with the
     snapshot's own. In between the daemon must not continue to leave out changes that the snapshot does not show.
+    Tables of an earlier copy that was interrupted wait from now on: nobody else can hold the lock.
+
+    Raises:
+        TargetRefused: the state does not know one of them by its OID.
     """
     query = in_schema(
-        "UPDATE {s}.copies AS c SET state = 'copying', start_lsn = $4::pg_lsn, rows = NULL, size_bytes = NULL,"
+        "UPDATE {s}.copies SET state = 'copying', start_lsn = $3::pg_lsn, rows = NULL, size_bytes = NULL,"
         " reason = '', is_seen = false, started_at = pg_catalog.clock_timestamp(), finished_at = NULL"
-        " FROM unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
-        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
+        " WHERE slot_id = $1::int AND source_oid = ANY ($2::bigint[]) RETURNING 1",
         schema,
     )
-    values = [slot_id, *_columns(names), format_lsn(start_lsn)]
+    others = in_schema(
+        "UPDATE {s}.copies SET state = 'waiting'"
+        " WHERE slot_id = $1::int AND state = 'copying' AND (source_oid = ANY ($2::bigint[])) IS NOT TRUE",
+        schema,
+    )
     with target_errors("noting what is copied"):
         async with conn.transaction():
-            await rows(conn, query, values)
+            await rows(conn, others, [slot_id, list(oids)])
+            noted = await rows(conn, query, [slot_id, list(oids), format_lsn(start_lsn)])
+            if len(noted) != len(oids):
+                raise _other_table()
             await notify(conn, slot_id)
+
+
+def _other_table() -> TargetRefused:
+    return TargetRefused(
+        "target: the state no longer knows a table that is being copied, because it was made again or is left out",
+        hint="run the same command again",
+    )
 
 
 async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Name]) -> None:
@@ -309,65 +334,70 @@ async def leave_out(conn: Connection, schema: str, slot_id: int, oids: Mapping[N
             await notify(conn, slot_id)
 
 
-async def is_seen(conn: Connection, schema: str, slot_id: int) -> bool:
-    """Return whether the daemon, if one runs, keeps to what `begin` or `pause` has written last."""
+async def is_seen(conn: Connection, schema: str, slot_id: int, oids: Collection[int]) -> bool:
+    """Return whether the daemon, if one runs, keeps to what `begin` or `pause` has written last of tables.
+
+    Raises:
+        TargetRefused: the state does not know one of them as it was written.
+    """
     query = (
-        "SELECT pg_catalog.bool_and(is_seen) FROM {s}.copies"
-        " WHERE slot_id = $1::int AND (state = 'copying' OR state = 'waiting' AND reason = $2)"
+        "SELECT pg_catalog.count(*), pg_catalog.bool_and(is_seen) FROM {s}.copies WHERE slot_id = $1::int"
+        " AND source_oid = ANY ($2::bigint[]) AND (state = 'copying' OR state = 'waiting' AND reason = $3)"
     )
-    ((has_seen,),) = await state_rows(
-        conn, schema, "looking whether the daemon knows of the copy", query, [slot_id, PAUSED]
+    values = [slot_id, list(oids), PAUSED]
+    ((n_known, has_seen),) = await state_rows(
+        conn, schema, "looking whether the daemon knows of the copy", query, values
     )
+    if n_known != len(oids):
+        raise _other_table()
     # In this order, because a daemon that comes after the check reads what was written before it.
     return has_seen is not False or not await lease.holders(conn, slot_id)
 
 
 async def tell_seen(conn: Connection, schema: str, slot_id: int, known: Copies) -> None:
-    """Report to the command that copies or pauses that the daemon keeps to the rows it has read."""
-    under_way = [row for row in known.tables if row.state == CopyState.COPYING or row.is_paused]
+    """Report to the command that copies or pauses that the daemon keeps to the rows it has read.
+
+    Not to rows that were written since, though they look the same: another command on an idle publisher writes its LSN.
+    """
     query = (
-        "UPDATE {s}.copies AS c SET is_seen = true FROM unnest($2::text[], $3::text[], $4::pg_lsn[])"
-        " AS n(schema_name, table_name, start_lsn) WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name"
-        " AND c.table_name = n.table_name AND c.start_lsn IS NOT DISTINCT FROM n.start_lsn"
-        " AND c.state <> 'copied' AND NOT c.is_seen"
+        "UPDATE {s}.copies SET is_seen = true"
+        " WHERE slot_id = $1::int AND xmin::text::bigint = ANY ($2::bigint[]) AND NOT is_seen"
     )
-    starts = [lsn_text(row.start_lsn) for row in under_way]
-    values = [slot_id, [row.schema_name for row in under_way], [row.table_name for row in under_way], starts]
-    if under_way:
-        await state_rows(conn, schema, "telling who copies", query, values)
+    if known.unseen:
+        await state_rows(conn, schema, "telling who copies", query, [slot_id, list(known.unseen)])
 
 
-async def keep_indexes(conn: Connection, schema: str, slot_id: int, name: Name, indexes: Sequence[str]) -> None:
-    """Keep the statements that make dropped indexes again, before they are dropped."""
-    query = (
-        "UPDATE {s}.copies SET indexes = $4::text[] WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3"
-    )
-    await state_rows(conn, schema, "noting dropped indexes", query, [slot_id, *name, list(indexes)])
+async def keep_indexes(conn: Connection, schema: str, slot_id: int, source_oid: int, indexes: Sequence[str]) -> None:
+    """Keep the statements that make dropped indexes again, before they are dropped.
+
+    Raises:
+        TargetRefused: the state does not know the table.
+    """
+    query = "UPDATE {s}.copies SET indexes = $3::text[] WHERE slot_id = $1::int AND source_oid = $2::bigint RETURNING 1"
+    if not await state_rows(conn, schema, "noting dropped indexes", query, [slot_id, source_oid, list(indexes)]):
+        raise _other_table()
 
 
-async def note_progress(conn: Connection, schema: str, slot_id: int, figures: Mapping[Name, tuple[int, int]]) -> None:
+async def note_progress(conn: Connection, schema: str, slot_id: int, figures: Mapping[int, tuple[int, int]]) -> None:
     """Note how many rows and bytes of tables under way were handed on; for people only, so it need not be durable."""
     if not figures:
         return
     query = (
         "WITH quick AS (SELECT pg_catalog.set_config('synchronous_commit', 'off', true))"
         " UPDATE {s}.copies AS c SET rows = n.rows, size_bytes = n.size_bytes"
-        " FROM quick, unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[])"
-        " AS n(schema_name, table_name, rows, size_bytes) WHERE c.slot_id = $1::int"
-        " AND c.schema_name = n.schema_name AND c.table_name = n.table_name AND c.state = 'copying'"
+        " FROM quick, unnest($2::bigint[], $3::bigint[], $4::bigint[]) AS n(source_oid, rows, size_bytes)"
+        " WHERE c.slot_id = $1::int AND c.source_oid = n.source_oid AND c.state = 'copying'"
     )
-    names = [[name[part] for name in figures] for part in (0, 1)]
     counts = [[count[part] for count in figures.values()] for part in (0, 1)]
-    await state_rows(conn, schema, "noting how far the copy is", query, [slot_id, *names, *counts])
+    await state_rows(conn, schema, "noting how far the copy is", query, [slot_id, list(figures), *counts])
 
 
 async def finish(  # noqa: PLR0913  the columns of a row
     conn: Connection,
     schema: str,
     slot_id: int,
-    name: Name,
-    *,
     source_oid: int,
+    *,
     n_rows: int,
     size_bytes: int,
     is_durable: bool,
@@ -376,16 +406,21 @@ async def finish(  # noqa: PLR0913  the columns of a row
 
     Not durable is as exact, because a crash that takes the rows also takes this note, which comes after them in the
     WAL, and everything that is based on it. The last one of a copy must be durable, and makes all of them so.
+
+    Raises:
+        TargetRefused: the state does not know the table, or not as being copied.
     """
     query = (
-        "WITH noted AS (UPDATE {s}.copies SET state = 'copied', rows = $4::bigint, size_bytes = $5::bigint,"
+        "WITH noted AS (UPDATE {s}.copies SET state = 'copied', rows = $3::bigint, size_bytes = $4::bigint,"
         " indexes = '{{}}', finished_at = pg_catalog.clock_timestamp()"
-        " WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3),"
-        " whole AS (DELETE FROM {s}.copy_parts WHERE slot_id = $1::int AND source_oid = $8::bigint)"
-        " SELECT pg_catalog.pg_notify($6, ''), pg_catalog.set_config('synchronous_commit', $7, true)"
+        " WHERE slot_id = $1::int AND source_oid = $2::bigint AND state = 'copying' RETURNING source_oid),"
+        " whole AS (DELETE FROM {s}.copy_parts AS p USING noted"
+        " WHERE p.slot_id = $1::int AND p.source_oid = noted.source_oid)"
+        " SELECT pg_catalog.pg_notify($5, ''), pg_catalog.set_config('synchronous_commit', $6, true) FROM noted"
     )
-    values = [slot_id, *name, n_rows, size_bytes, channel(slot_id), "on" if is_durable else "off", source_oid]
-    await state_rows(conn, schema, "noting what is copied", query, values)
+    values = [slot_id, source_oid, n_rows, size_bytes, channel(slot_id), "on" if is_durable else "off"]
+    if not await state_rows(conn, schema, "noting what is copied", query, values):
+        raise _other_table()
 
 
 async def forget(conn: Connection, schema: str, slot_id: int, names: Sequence[Name]) -> None:
@@ -403,16 +438,26 @@ async def forget(conn: Connection, schema: str, slot_id: int, names: Sequence[Na
 
 async def settle(  # noqa: PLR0913, PLR0917  the columns of a row
     conn: Connection, schema: str, slot_id: int, name: Name, source_oid: int, reason: str
-) -> None:
-    """Note a table that was published later: applied from its first row on, or waiting for a reason."""
+) -> bool:
+    """Note a table that was published later: applied from its first row on, or waiting for a reason.
+
+    A row of its name and of another table is replaced, because that one is gone. Rows of tables that only have other
+    names by now must have been renamed before.
+
+    Returns:
+        Whether it was noted; not if the state knows the table already.
+    """
     query = (
-        "INSERT INTO {s}.copies (slot_id, schema_name, table_name, source_oid, state, start_lsn, reason)"
-        " VALUES ($1::int, $2, $3, $4::bigint, CASE WHEN $5 = '' THEN 'copied' ELSE 'waiting' END,"
-        " CASE WHEN $5 = '' THEN '0/0'::pg_lsn END, $5) ON CONFLICT DO NOTHING"
+        "INSERT INTO {s}.copies AS c (slot_id, schema_name, table_name, source_oid, state, start_lsn, reason)"
+        " SELECT $1::int, $2, $3, $4::bigint, CASE WHEN $5 = '' THEN 'copied' ELSE 'waiting' END,"
+        " CASE WHEN $5 = '' THEN '0/0'::pg_lsn END, $5"
+        " WHERE NOT EXISTS (SELECT FROM {s}.copies AS o WHERE o.slot_id = $1::int AND o.source_oid = $4::bigint)"
+        " ON CONFLICT (slot_id, schema_name, table_name) DO UPDATE SET source_oid = EXCLUDED.source_oid,"
+        " state = EXCLUDED.state, start_lsn = EXCLUDED.start_lsn, reason = EXCLUDED.reason, published_by = NULL,"
+        " rows = NULL, size_bytes = NULL, started_at = NULL, finished_at = NULL RETURNING 1"
     )
-    await state_rows(
-        conn, schema, "noting a table that was published later", query, [slot_id, *name, source_oid, reason]
-    )
+    values = [slot_id, *name, source_oid, reason]
+    return bool(await state_rows(conn, schema, "noting a table that was published later", query, values))
 
 
 async def join(conn: Connection, schema: str, slot_id: int, source_oid: int) -> None:
