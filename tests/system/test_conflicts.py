@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.fixtures.pair import SECRET, Pair, named, pair
 
 if TYPE_CHECKING:
@@ -174,12 +176,14 @@ def test_two_conflicts_in_one_transaction_stop_at_the_first(pair: Pair) -> None:
     assert pair.target.rows("SELECT conflict_type, change_no FROM parapply.conflicts") == [("update_missing", 1)]
 
 
-def test_a_cause_is_settled_before_its_consequence(pair: Pair) -> None:
+@pytest.mark.parametrize("rule", ["", "CREATE RULE also AS ON UPDATE TO parent DO ALSO NOTIFY ruled"], ids=["", "rule"])
+def test_a_cause_is_settled_before_its_consequence(pair: Pair, rule: str) -> None:
     """A child without its parent is no error where the change before it would have made the parent, by its policy."""
-    pair.create(
+    tables = (
         "CREATE TABLE parent (id int PRIMARY KEY, v int);"
-        "CREATE TABLE child (id int PRIMARY KEY, parent_id int REFERENCES parent)"
+        "CREATE TABLE child (id int PRIMARY KEY, parent_id int REFERENCES parent);"
     )
+    pair.create(tables, tables + rule)
     pair.write("INSERT INTO parent VALUES (2, 0)")
     settings = {"target.session_replication_role": "origin", "conflict.update_missing": "apply_remote"}
     pair.drain(settings=settings)

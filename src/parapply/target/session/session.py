@@ -375,12 +375,20 @@ class WorkerSession:
         """
         before = [_RELEASE, _SAVEPOINT] if self._has_savepoint else [_SAVEPOINT]
         self._has_savepoint = True
-        if counts_on_server:
-            # A rule refuses the form that counts (0A000).
-            checked = [command if command.plan.facts.rules else self._checked(command) for command in commands]
-            await self._run([*before, *checked], before=len(before))
+        if not counts_on_server:
+            await self._run_checked([*before, *commands], commands, before=len(before))
             return
-        await self._run_checked([*before, *commands], commands, before=len(before))
+        for first, end in _up_to_rules(commands):
+            part = commands[first:end]
+            checked = [one if _is_ruled(one) else self._checked(one) for one in part]
+            try:
+                outcomes = await self._run([*before, *checked], before=len(before))
+            except StatementFailed as failure:
+                failure.statement += first if failure.statement >= 0 else 0
+                raise
+            if part and _is_ruled(part[-1]):
+                _check_counts(part[-1:], outcomes[-1:], end - 1)
+            before = []
 
     async def undo_piece(self) -> None:
         """Go back to before the last piece, after it failed.
@@ -697,8 +705,23 @@ def _named(failure: StatementFailed, commands: Sequence[Command]) -> StatementFa
     return failure
 
 
-def _check_counts(commands: Sequence[Command], outcomes: Sequence[StatementResult]) -> None:
-    for index, (command, outcome) in enumerate(zip(commands, outcomes, strict=True)):
+def _is_ruled(command: Command) -> bool:
+    """Return whether the server cannot check a command's count, because a rule refuses the form that counts (0A000)."""
+    return bool(command.plan.facts.rules) and command.expected != ANY_COUNT
+
+
+def _up_to_rules(commands: Sequence[Command]) -> Iterator[tuple[int, int]]:
+    """Yield where runs of commands begin and end, each behind a command whose count is looked at here."""
+    first = 0
+    for end, command in enumerate(commands, 1):
+        if _is_ruled(command) and end < len(commands):
+            yield first, end
+            first = end
+    yield first, len(commands)
+
+
+def _check_counts(commands: Sequence[Command], outcomes: Sequence[StatementResult], first: int = 0) -> None:
+    for index, (command, outcome) in enumerate(zip(commands, outcomes, strict=True), first):
         if command.expected not in (outcome.rows, ANY_COUNT):
             raise StatementFailed(f"{outcome.rows} rows where {command.expected} are expected", statement=index)
 
