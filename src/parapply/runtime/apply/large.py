@@ -147,7 +147,7 @@ class LargeApply:
                 await self._session.rollback()
                 await self._send_again(last)
             if kept and self._end is None:
-                await self._conflict_handler.name_by_end(self._session, last)
+                kept = await self._conflict_handler.name_by_end(self._session, last, kept)
             await self._target.finish(self._job, last)
         except StatementFailed as failure:
             # A deferred check: it fails for the whole, and every row was applied already in its best form.
