@@ -145,18 +145,24 @@ def test_t42_an_insert_is_never_an_upsert(pair: Pair) -> None:
 
 
 def test_t46_a_conflict_inside_a_large_transaction(pair: Pair) -> None:
-    """A transaction applied in pieces is rolled back as a whole when a row in its midst is refused (T-46)."""
+    """A transaction applied in pieces is rolled back as a whole when a row in its midst is refused (T-46).
+
+    Where it ends is known only behind its last piece, and the history names it by that.
+    """
     pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    pair.target.execute(f"INSERT INTO t VALUES (290, '{SECRET}')")
+    pair.target.execute(f"INSERT INTO t VALUES (150, '{SECRET}')")
     pair.write("INSERT INTO t VALUES (0, 'before')")
     # A quarter of the memory is a piece, and this is more; wide rows cost less than many.
     settings: Mapping[str, str | float] = {"apply.memory_limit_bytes": 16 << 20}
     xid = pair.write_one("INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series(1, 300) AS n")
     pair.write("INSERT INTO t VALUES (30000, 'after')")
     says = rf"insert_exists on public\.t, key \(id\): .*; transaction {xid}, "
-    pair.check_stopped(pair.start(settings=settings), code=5, says=says)
-    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(0,), (290,)]
-    pair.target.execute("DELETE FROM t WHERE id = 290")
+    daemon = pair.start(settings=settings)
+    pair.check_stopped(daemon, code=5, says=says)
+    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(0,), (150,)]
+    ((lsn,),) = pair.target.rows("SELECT remote_lsn::text FROM parapply.conflicts")
+    assert f"end LSN {lsn}." in daemon.failure
+    pair.target.execute("DELETE FROM t WHERE id = 150")
     pair.drain(settings=settings)
     pair.check_equal()
 

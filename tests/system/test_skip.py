@@ -179,13 +179,13 @@ def test_t70_a_large_transaction_is_skipped(pair: Pair, run_command: RunCommand)
     pair.create(_TABLE)
     # A quarter of it is a piece.
     settings: Mapping[str, str | float] = {"apply.memory_limit_bytes": 16 << 20}
-    pair.target.execute("INSERT INTO t VALUES (280, 'local')")
+    pair.target.execute("INSERT INTO t VALUES (150, 'local')")
     pair.write("INSERT INTO t VALUES (0, 'before')")
     pair.write_one("INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series(1, 300) AS n")
     pair.write("INSERT INTO t VALUES (30000, 'after')")
     lsn = stopped_at(pair, pair.start(settings=settings))
     assert run_command(pair.route, "skip", "--lsn", lsn).returncode == 0
     pair.drain(settings=settings)
-    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(0,), (280,), (30000,)]
+    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(0,), (150,), (30000,)]
     kept = "SELECT count(*), count(DISTINCT change_no), min(remote_lsn)::text, max(remote_lsn)::text"
     assert pair.target.rows(f"{kept} FROM parapply.conflicts WHERE conflict_type = 'skipped'") == [(300, 300, lsn, lsn)]

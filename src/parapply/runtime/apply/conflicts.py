@@ -127,10 +127,14 @@ class ConflictHandler:
     async def stopped(self, stop: ConflictStop, source: Source) -> None:
         """Write a conflict that stops its transaction into the history, durably; the transaction is rolled back by now.
 
+        Args:
+            stop: with the conflict.
+            source: of it, whose end is known by now.
+
         Raises:
             TargetRefused, TargetLost: it could not be written.
         """
-        conflict = stop.conflict
+        conflict = msgspec.structs.replace(stop.conflict, source=source)
         async with self._control_pool.session() as conn:
             await self._history.write(conn, conflict)
         self._has_stopped = True
