@@ -171,10 +171,10 @@ class LargeApply:
             assert isinstance(last.event, Prepare | StreamPrepare), "the last piece or event of what is prepared"
             await self._target.leave_out(self._job, last.event, last)
             return
-        if isinstance(stop, TargetRefused):
-            raise stop
         if self._conflict_handler.skips.find(last.commit_lsn, last.end_lsn) is not None:
             await self._send_again(last)
+        if isinstance(stop, TargetRefused):
+            raise stop
         # Deferred checks can wait for another session, and the pieces are not kept.
         is_in_the_way = isinstance(stop, DataFailed) and classify(stop.failure) is FailureClass.AGAIN
         if isinstance(stop, Unwanted) or is_in_the_way:
