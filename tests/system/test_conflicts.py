@@ -200,3 +200,18 @@ def test_a_cause_is_settled_before_its_consequence(pair: Pair, rule: str) -> Non
     assert pair.target.rows("SELECT conflict_type, outcome FROM parapply.conflicts") == [
         ("update_missing", "applied_remote")
     ]
+
+
+def test_an_index_made_again_under_its_name_is_read_again(pair: Pair) -> None:
+    """A row that only the old index had is not in the way, and stays (T-22)."""
+    table = "CREATE TABLE t (id int PRIMARY KEY, u int, n int);"
+    index = "CREATE UNIQUE INDEX p ON t (u) WHERE n > {};"
+    pair.create(table, table + index.format(0) + "INSERT INTO t VALUES (90, 1, 1)")
+    daemon = pair.start(workers=1, settings={"conflict.insert_exists": "apply_remote"})
+    pair.write("INSERT INTO t VALUES (1, 1, 1)")
+    daemon.wait_caught_up()
+    pair.target.execute(f"DROP INDEX p; {index.format(1)} INSERT INTO t VALUES (91, 2, 1), (92, 2, 2)")
+    pair.write("INSERT INTO t VALUES (2, 2, 2)")
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(1,), (2,), (91,)]
