@@ -284,6 +284,14 @@ def _origins() -> list[ConflictCase]:
             transactions=changes[:1], rows=[(1, "b"), (2, "a")],
             found=["update_exists update applied_remote", "update_origin_differs update applied_remote"],
         ),
+        # A table with a rule is asked in another way whose row it is.
+        ConflictCase(
+            name="origin_differs_ruled", tables=tables["tables"],
+            target_tables=f"{tables['tables']}; CREATE RULE also AS ON UPDATE TO t DO ALSO NOTIFY ruled;"
+            "ALTER TABLE t ENABLE ALWAYS RULE also",
+            policies=dict.fromkeys(kinds, "keep_local"), transactions=changes, rows=[(1, "a"), (2, "a")],
+            found=["update_origin_differs update kept_local"] * 2 + ["delete_origin_differs delete kept_local"],
+        ),
         # The first row is a local client's, the second the publisher's, and nothing else distinguishes them.
         ConflictCase(
             name="origin_differs_twins", tables="CREATE TABLE t (v text); ALTER TABLE t REPLICA IDENTITY FULL",

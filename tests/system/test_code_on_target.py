@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.fixtures.pair import SECRET, Pair, named, pair
 from tests.fixtures.plain import WORKER_IS_BLOCKED
 
@@ -362,16 +364,68 @@ def test_t50_an_identity_that_cannot_change_is_a_conflict_beside_a_trigger(pair:
     assert pair.target.rows("SELECT * FROM t ORDER BY id") == pair.source.rows("SELECT * FROM t ORDER BY id")
 
 
-def test_t29_a_rule_that_swallows_a_row_stops_the_daemon(pair: Pair) -> None:
+_SWALLOWED = {
+    "insert": f"INSERT INTO t VALUES (3, length('{SECRET}'), 0)",
+    "update": f"UPDATE t SET v = length('{SECRET}') WHERE id = 1",
+    "delete": "DELETE FROM t WHERE id = 1",
+}
+
+
+def _rule(on: str, also: str = "INSTEAD NOTHING") -> str:
+    return f"CREATE RULE swallow AS ON {on} TO t DO {also}; ALTER TABLE t ENABLE ALWAYS RULE swallow;"
+
+
+@pytest.mark.parametrize("operation", _SWALLOWED)
+def test_t29_a_rule_that_swallows_a_row_stops_the_daemon(pair: Pair, operation: str) -> None:
     """The built-in subscription ignores rules, SQL cannot: losing the row silently is what must not happen (T-29)."""
-    swallow = "CREATE RULE swallow AS ON INSERT TO t DO INSTEAD NOTHING; ALTER TABLE t ENABLE ALWAYS RULE swallow"
-    pair.create(_TABLES, f"{_TABLES} {swallow}", published="TABLE t, other")
-    pair.write(f"INSERT INTO t VALUES (3, length('{SECRET}'), 0)")
-    says = r"insert on public\.t, key \(id\): 0 rows where 1 are expected; transaction \d+, end LSN"
+    tables = f"{_TABLES} INSERT INTO t VALUES (1, 0, 0);"
+    pair.create(tables, f"{tables} {_rule(operation)}", published="TABLE t, other")
+    pair.write(_SWALLOWED[operation])
+    says = rf"{operation} on public\.t, key \(id\): 0 rows where 1 are expected \(rule swallow\); transaction \d+, end"
     pair.check_stopped(pair.start(), code=5, says=says)
     pair.target.execute("DROP RULE swallow ON t")
     pair.drain()
-    assert pair.target.rows("SELECT v FROM t WHERE id = 3") == [(6,)]
+    pair.check_equal()
+
+
+def test_t29_a_rule_swallows_no_row_while_others_are_settled(pair: Pair) -> None:
+    """A conflict of another table in the same transaction changes nothing about that (T-29)."""
+    pair.create(_TABLES, f"{_TABLES} {_rule('INSERT')}", published="TABLE t, other")
+    pair.write_one(*[f"INSERT INTO {table} (id, v) VALUES ({n}, 0)" for n in (1, 2) for table in ("other", "t")])
+    pair.target.execute("INSERT INTO other VALUES (2, 7)")
+    says = r"insert on public\.t, key \(id\): 0 rows where 1 are expected \(rule swallow\); transaction"
+    pair.check_stopped(pair.start(settings={"conflict.insert_exists": "keep_local"}), code=5, says=says)
+    assert pair.target.rows("SELECT id FROM other") == [(2,)]
+
+
+def test_t29_a_rule_that_keeps_a_row_from_being_overwritten_stops_the_daemon(pair: Pair) -> None:
+    """An insert that is to overwrite the row in its way is not left out as an update whose row is missing (T-29)."""
+    pair.create(_TABLES, f"{_TABLES} {_rule('UPDATE')}", published="TABLE t")
+    pair.target.execute("INSERT INTO t VALUES (1, 7, 7)")
+    pair.write("INSERT INTO t VALUES (1, 0, 0)")
+    settings = {"conflict.insert_exists": "apply_remote", "conflict.update_missing": "skip"}
+    says = r"update on public\.t, key \(id\): 0 rows where 1 are expected \(rule swallow\); transaction"
+    pair.check_stopped(pair.start(settings=settings), code=5, says=says)
+    assert pair.target.rows("SELECT count(*) FROM parapply.conflicts") == [(0,)]
+
+
+@pytest.mark.parametrize("n_rows", [1, 2000], ids=["small", "large"])
+def test_t29_a_row_missing_from_a_table_with_a_rule_is_a_conflict(pair: Pair, n_rows: int) -> None:
+    """A rule that only adds something hides no missing row, whether its transaction comes in pieces or not (T-29)."""
+    tables = f"CREATE TABLE log (id int); CREATE TABLE wide (id int, v text); {_TABLES}"
+    tables += "INSERT INTO t VALUES (1, 0, 0);"
+    also = _rule("UPDATE", "ALSO INSERT INTO log VALUES (NEW.id)")
+    pair.create(tables, f"{tables} {also}", published="TABLE t, wide")
+    pair.target.execute("DELETE FROM t")
+    wide = f"INSERT INTO wide SELECT n, repeat('x', 5000) FROM generate_series(1, {n_rows}) AS n"
+    xid = pair.write_one(wide, "UPDATE t SET v = 1 WHERE id = 1", wide)
+    settings: dict[str, str | float] = {"apply.memory_limit_bytes": 16 << 20}
+    pair.check_conflict(pair.start(settings=settings), kind="update_missing", xid=xid, place="public.t, key (id)")
+    assert pair.target.rows("SELECT (SELECT count(*) FROM log), (SELECT count(*) FROM wide)") == [(0, 0)]
+    assert pair.target.rows("SELECT change_no FROM parapply.conflicts") == [(n_rows + 1,)]
+    pair.drain(settings={**settings, "conflict.update_missing": "skip"})
+    assert pair.target.rows("SELECT outcome FROM parapply.conflicts") == [("skipped",)]
+    assert pair.target.rows("SELECT (SELECT count(*) FROM log), (SELECT count(*) FROM wide)") == [(0, 2 * n_rows)]
 
 
 def test_t29_sequences_count_in_the_order_of_the_source(pair: Pair) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.fixtures.pair import SECRET, Pair, named, pair
 
 if TYPE_CHECKING:
@@ -143,18 +145,24 @@ def test_t42_an_insert_is_never_an_upsert(pair: Pair) -> None:
 
 
 def test_t46_a_conflict_inside_a_large_transaction(pair: Pair) -> None:
-    """A transaction applied in pieces is rolled back as a whole when a row in its midst is refused (T-46)."""
+    """A transaction applied in pieces is rolled back as a whole when a row in its midst is refused (T-46).
+
+    Where it ends is known only behind its last piece, and the history names it by that.
+    """
     pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    pair.target.execute(f"INSERT INTO t VALUES (290, '{SECRET}')")
+    pair.target.execute(f"INSERT INTO t VALUES (150, '{SECRET}')")
     pair.write("INSERT INTO t VALUES (0, 'before')")
     # A quarter of the memory is a piece, and this is more; wide rows cost less than many.
     settings: Mapping[str, str | float] = {"apply.memory_limit_bytes": 16 << 20}
     xid = pair.write_one("INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series(1, 300) AS n")
     pair.write("INSERT INTO t VALUES (30000, 'after')")
     says = rf"insert_exists on public\.t, key \(id\): .*; transaction {xid}, "
-    pair.check_stopped(pair.start(settings=settings), code=5, says=says)
-    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(0,), (290,)]
-    pair.target.execute("DELETE FROM t WHERE id = 290")
+    daemon = pair.start(settings=settings)
+    pair.check_stopped(daemon, code=5, says=says)
+    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(0,), (150,)]
+    ((lsn,),) = pair.target.rows("SELECT remote_lsn::text FROM parapply.conflicts")
+    assert f"end LSN {lsn}." in daemon.failure
+    pair.target.execute("DELETE FROM t WHERE id = 150")
     pair.drain(settings=settings)
     pair.check_equal()
 
@@ -174,12 +182,14 @@ def test_two_conflicts_in_one_transaction_stop_at_the_first(pair: Pair) -> None:
     assert pair.target.rows("SELECT conflict_type, change_no FROM parapply.conflicts") == [("update_missing", 1)]
 
 
-def test_a_cause_is_settled_before_its_consequence(pair: Pair) -> None:
+@pytest.mark.parametrize("rule", ["", "CREATE RULE also AS ON UPDATE TO parent DO ALSO NOTIFY ruled"], ids=["", "rule"])
+def test_a_cause_is_settled_before_its_consequence(pair: Pair, rule: str) -> None:
     """A child without its parent is no error where the change before it would have made the parent, by its policy."""
-    pair.create(
+    tables = (
         "CREATE TABLE parent (id int PRIMARY KEY, v int);"
-        "CREATE TABLE child (id int PRIMARY KEY, parent_id int REFERENCES parent)"
+        "CREATE TABLE child (id int PRIMARY KEY, parent_id int REFERENCES parent);"
     )
+    pair.create(tables, tables + rule)
     pair.write("INSERT INTO parent VALUES (2, 0)")
     settings = {"target.session_replication_role": "origin", "conflict.update_missing": "apply_remote"}
     pair.drain(settings=settings)
@@ -190,3 +200,18 @@ def test_a_cause_is_settled_before_its_consequence(pair: Pair) -> None:
     assert pair.target.rows("SELECT conflict_type, outcome FROM parapply.conflicts") == [
         ("update_missing", "applied_remote")
     ]
+
+
+def test_an_index_made_again_under_its_name_is_read_again(pair: Pair) -> None:
+    """A row that only the old index had is not in the way, and stays (T-22)."""
+    table = "CREATE TABLE t (id int PRIMARY KEY, u int, n int);"
+    index = "CREATE UNIQUE INDEX p ON t (u) WHERE n > {};"
+    pair.create(table, table + index.format(0) + "INSERT INTO t VALUES (90, 1, 1)")
+    daemon = pair.start(workers=1, settings={"conflict.insert_exists": "apply_remote"})
+    pair.write("INSERT INTO t VALUES (1, 1, 1)")
+    daemon.wait_caught_up()
+    pair.target.execute(f"DROP INDEX p; {index.format(1)} INSERT INTO t VALUES (91, 2, 1), (92, 2, 2)")
+    pair.write("INSERT INTO t VALUES (2, 2, 2)")
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(1,), (2,), (91,)]

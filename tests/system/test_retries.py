@@ -136,6 +136,41 @@ def test_t31_a_cancelled_statement_is_repeated(pair: Pair) -> None:
     pair.check_equal()
 
 
+@pytest.mark.in_turn("way")
+@pytest.mark.parametrize("way", ["large", "streamed"])
+def test_t31_a_large_transaction_cancelled_in_its_commit_is_repeated(pair: Pair, way: str) -> None:
+    """Deferred checks wait for other sessions behind the last piece, whose pieces are not kept: it comes again."""
+    pair.create(
+        "CREATE TABLE parent (a int, b int, PRIMARY KEY (a, b)); INSERT INTO parent VALUES (1, 1);"
+        "CREATE TABLE child (id int PRIMARY KEY, a int, b int, v text,"
+        " FOREIGN KEY (a, b) REFERENCES parent DEFERRABLE INITIALLY DEFERRED)"
+    )
+    if way == "streamed":
+        pair.source.execute(f"ALTER DATABASE {pair.source.dbname} SET logical_decoding_work_mem = '64kB'")
+    daemon = pair.start(
+        settings={
+            "target.session_replication_role": "origin",
+            "apply.memory_limit_bytes": 16 << 20,
+            "apply.stream_start_bytes": 1 << 30,
+            "source.reconnect_min_s": 0.01,
+        }
+    )
+    in_commit = (
+        "FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'parapply worker%'"
+        " AND wait_event_type = 'Lock' AND query = 'COMMIT'"
+    )
+    with pair.target.connect() as foreign:
+        foreign.execute("BEGIN; SELECT FROM parent FOR UPDATE")
+        pair.write("INSERT INTO child SELECT n, 1, 1, repeat('x', 15000) FROM generate_series(1, 400) AS n")
+        pair.target.wait_until(f"SELECT EXISTS (SELECT {in_commit})")
+        foreign.execute(f"SELECT pg_cancel_backend(pid) {in_commit}".encode())
+        daemon.wait_for_event("target_lost")
+        foreign.execute("COMMIT")
+    daemon.wait_caught_up()
+    pair.check_equal()
+    daemon.stop()
+
+
 def test_t19_an_index_that_came_while_running(pair: Pair) -> None:
     """A unique index made on the target mid-run costs repeats at most, never a reported conflict (T-19, T-23)."""
     pair.create(

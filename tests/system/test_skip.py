@@ -34,6 +34,19 @@ def stopped_at(pair: Pair, daemon: Daemon) -> str:
     return str(lsn)
 
 
+def _ends(pair: Pair) -> list[str]:
+    """Return the end LSN of every transaction that waits in the slot, which nobody reads.
+
+    As the stream says it: the publisher's insert position may lie after other WAL, or a page's header.
+    """
+    sent = pair.source.rows(
+        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{pair.route.slot}', NULL, NULL,"
+        " 'proto_version', '1', 'publication_names', 'pub')"
+    )
+    messages = [decode(bytes(data)) for (data,) in sent]
+    return [format_lsn(message.end_lsn) for message in messages if isinstance(message, Commit)]
+
+
 def test_t70_a_stopped_transaction_is_skipped_and_nothing_else(pair: Pair, run_command: RunCommand) -> None:
     """PostgreSQL's 029: in a merged batch its neighbours are applied, and it is kept change by change (T-70).
 
@@ -142,13 +155,7 @@ def test_t70_a_request_before_the_transaction_comes(pair: Pair, run_command: Run
     pair.drain()
     wait_until_gone(pair.route)
     pair.write("SELECT pg_logical_emit_message(true, 'x', '')", "INSERT INTO t VALUES (2, 'b')")
-    # As the stream says it: the publisher's insert position may lie after other WAL, or a page's header.
-    sent = pair.source.rows(
-        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{pair.route.slot}', NULL, NULL,"
-        " 'proto_version', '1', 'publication_names', 'pub')"
-    )
-    commits = [message for (data,) in sent if isinstance(message := decode(bytes(data)), Commit)]
-    lsn = format_lsn(commits[-1].end_lsn)
+    lsn = _ends(pair)[-1]
     pair.write("INSERT INTO t VALUES (3, 'c')", "UPDATE t SET v = 'd' WHERE id = 1")
     assert run_command(pair.route, "skip", "--lsn", lsn).returncode == 0
     pair.drain()
@@ -179,13 +186,31 @@ def test_t70_a_large_transaction_is_skipped(pair: Pair, run_command: RunCommand)
     pair.create(_TABLE)
     # A quarter of it is a piece.
     settings: Mapping[str, str | float] = {"apply.memory_limit_bytes": 16 << 20}
-    pair.target.execute("INSERT INTO t VALUES (280, 'local')")
+    pair.target.execute("INSERT INTO t VALUES (150, 'local')")
     pair.write("INSERT INTO t VALUES (0, 'before')")
     pair.write_one("INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series(1, 300) AS n")
     pair.write("INSERT INTO t VALUES (30000, 'after')")
     lsn = stopped_at(pair, pair.start(settings=settings))
     assert run_command(pair.route, "skip", "--lsn", lsn).returncode == 0
     pair.drain(settings=settings)
-    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(0,), (280,), (30000,)]
+    assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(0,), (150,), (30000,)]
     kept = "SELECT count(*), count(DISTINCT change_no), min(remote_lsn)::text, max(remote_lsn)::text"
     assert pair.target.rows(f"{kept} FROM parapply.conflicts WHERE conflict_type = 'skipped'") == [(300, 300, lsn, lsn)]
+
+
+def test_t70_a_large_transaction_that_the_target_refuses_is_skipped(pair: Pair, run_command: RunCommand) -> None:
+    """A refusal is known before its end, by which it is skipped."""
+    pair.create(_TABLE, _TABLE.replace(" PRIMARY KEY", ""))
+    settings: Mapping[str, str | float] = {"apply.memory_limit_bytes": 16 << 20}
+    pair.write_one(
+        "INSERT INTO t VALUES (1, 'a')",
+        "UPDATE t SET v = 'b'",
+        "INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series(2, 400) AS n",
+    )
+    pair.write("INSERT INTO t VALUES (30000, 'after')")
+    lsn = _ends(pair)[-2]
+    pair.check_stopped(pair.start(settings=settings), code=4, says="neither a replica identity index nor a primary key")
+    assert run_command(pair.route, "skip", "--lsn", lsn).returncode == 0
+    pair.drain(settings=settings)
+    assert pair.target.rows("SELECT id FROM t") == [(30000,)]
+    assert pair.target.rows("SELECT count(*) FROM parapply.conflicts WHERE conflict_type = 'skipped'") == [(401,)]

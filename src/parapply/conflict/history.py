@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from parapply.conflict.changes import shortened
+from parapply.conflict.kinds import provisional_lsn
 from parapply.conflict.statements import statement
 from parapply.model import format_lsn
 from parapply.target.session.settings import rows, target_errors
@@ -74,7 +75,8 @@ class ConflictHistory:
 
     def naming_end(self, commit_lsn: int, end_lsn: int) -> list[Statement]:
         """Return the statements that give the conflicts of a large transaction its end LSN, known only now."""
-        values = [str(self._slot_id).encode(), *[format_lsn(lsn).encode() for lsn in (commit_lsn, end_lsn)]]
+        lsns = provisional_lsn(commit_lsn), end_lsn
+        values = [str(self._slot_id).encode(), *[format_lsn(lsn).encode() for lsn in lsns]]
         return [
             statement(in_schema(text, self._schema).as_string(None), values) for text in (_DROP_NAMED, _NAME_BY_END)
         ]

@@ -25,6 +25,14 @@ class Policy(StrEnum):
     LAST_UPDATE_WINS = "last_update_wins"
 
 
+def provisional_lsn(commit_lsn: int) -> int:
+    """Return an LSN at which no transaction ends, for one that ends somewhere behind its commit record.
+
+    The record's own is where the transaction before it may end. Records begin at multiples of 8.
+    """
+    return commit_lsn + 1
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """The source transaction of a conflict."""
 
@@ -35,8 +43,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lsn(self) -> int:
-        """Return its LSN in the history: of its end, or of its commit record while the end is not known."""
-        return self.end_lsn or self.commit_lsn
+        """Return its LSN in the history: of its end, or a provisional one while that is not known."""
+        return self.end_lsn or provisional_lsn(self.commit_lsn)
 
 
 class LocalRow(msgspec.Struct, frozen=True, kw_only=True):

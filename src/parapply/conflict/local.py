@@ -125,13 +125,25 @@ class _Shape(msgspec.Struct, frozen=True):
 
 
 class LocalRows:
-    """Asks one worker's session. Keeps the catalogue's answers about each plan, as long as the plan lives."""
+    """Asks one worker's session, inside one target transaction. Keeps the catalogue's answers about each plan.
 
-    def __init__(self, session: WorkerSession, *, tracks_commits: bool) -> None:
-        """Start with nothing read; without track_commit_timestamp the time and origin of a row are not known."""
+    A plan does not have the predicates and expressions of its indexes, which may change under it.
+    """
+
+    def __init__(self, session: WorkerSession, *, tracks_commits: bool, locks: bool = True) -> None:
+        """Start with nothing read.
+
+        Args:
+            session: in the target transaction.
+            tracks_commits: False: the time and origin of a row are not known, without track_commit_timestamp.
+            locks: False: the role may not, because nothing that it applies changes a row.
+        """
         self._session = session
         self._tracks_commits = tracks_commits
+        self._lock = " FOR UPDATE OF t" if locks else ""
         self._shapes: dict[tuple[int, str, str], tuple[TablePlan, _Shape | None]] = {}
+        #: Shapes that hold until the end of the transaction, because it has locked the table.
+        self._sure: set[tuple[int, str, str]] = set()
 
     async def subject(self, change: RowChange) -> LocalRow | None:
         """Return the row that an update or delete is about, locked; None if it does not exist.
@@ -149,7 +161,8 @@ class LocalRows:
     ) -> tuple[tuple[LocalRow, ...], bool]:
         """Return all rows with the new row's value in some unique index, locked; and whether the first has its key.
 
-        Their `constraints` are indexes of one table, so their names differ.
+        None where the indexes have changed since they were read. The rows' `constraints` are indexes of one table, so
+        their names differ.
 
         Args:
             change: an insert or update.
@@ -178,6 +191,12 @@ class LocalRows:
                 first_by_key = first_by_key or (index.is_key and not found)
                 found.setdefault(place, row)
                 names.setdefault(place, []).append(index.name)
+        if not found:
+            # A new index may be what refuses the row: the lock keeps indexes from going, not from coming.
+            self._sure.discard(_name(change.plan, failure))
+        has_looked = any(parts is not None for parts in values)
+        if not await self._holds(change.plan, failure, is_locked=has_looked):
+            return (), False
         rows = [msgspec.structs.replace(row, constraints=tuple(names[place])) for place, row in found.items()]
         return tuple(rows), first_by_key
 
@@ -201,7 +220,7 @@ class LocalRows:
         # that this very transaction wrote are unknown, as for a very old row.
         text = (
             f"WITH held AS MATERIALIZED (SELECT t.tableoid AS place, t.ctid AS at, t.xmin AS x,"
-            f" {row_as_text(plan)} AS r FROM {table} AS t WHERE {where} FOR UPDATE OF t)"
+            f" {row_as_text(plan)} AS r FROM {table} AS t WHERE {where}{self._lock})"
             " SELECT place::pg_catalog.regclass::text, at::text, r::text, "
         )
         text += _WRITTEN if self._tracks_commits else "NULL, NULL, NULL FROM held"
@@ -209,12 +228,26 @@ class LocalRows:
 
     async def _shape(self, plan: TablePlan, failure: StatementFailed) -> _Shape | None:
         """Return the shape of the table that a failure names; None if no row of the plan's table is stored there."""
-        name = (id(plan), failure.schema, failure.table)
+        name = _name(plan, failure)
         if name not in self._shapes:
             of = [str(plan.facts.oid).encode(), failure.schema.encode(), failure.table.encode()]
             found = await self._session.fetch(statement(_SHAPE, of))
             self._shapes[name] = plan, msgspec.json.decode(found[0][0] or b"", type=_Shape) if found else None
         return self._shapes[name][1]
+
+    async def _holds(self, plan: TablePlan, failure: StatementFailed, *, is_locked: bool) -> bool:
+        """Return whether the shape by which rows were looked for still is the table's; if not, it is read now.
+
+        A look locks the table as well, even if it finds no row.
+        """
+        name = _name(plan, failure)
+        if name in self._sure:
+            return True
+        _, read = self._shapes.pop(name)
+        holds = await self._shape(plan, failure) == read
+        if holds and is_locked:
+            self._sure.add(name)
+        return holds
 
     async def _index_values(
         self, change: RowChange, own: LocalRow | None, shape: _Shape
@@ -235,6 +268,10 @@ class LocalRows:
             is_free = applies != b"true" or (index.is_nulls_distinct and None in parts)
             values.append(None if is_free else parts)
         return values
+
+
+def _name(plan: TablePlan, failure: StatementFailed) -> tuple[int, str, str]:
+    return id(plan), failure.schema, failure.table
 
 
 def _new_row(change: RowChange, own: LocalRow | None, shape: _Shape) -> tuple[str, list[bytes | None]]:

@@ -12,6 +12,8 @@ import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from parapply.applylog_schema import ConflictRecord
 from parapply.conflict.changes import key_of_truncate, read_change
 from parapply.conflict.history import ConflictHistory
@@ -87,13 +89,17 @@ class ConflictHandler:
             await session.run([self._history.writing(conflict) for conflict in settled])
         return settled
 
-    async def name_by_end(self, session: WorkerSession, last: Transaction) -> None:
-        """Give the conflicts of a large transaction its end LSN, inside the open transaction.
+    async def name_by_end(
+        self, session: WorkerSession, last: Transaction, kept: Sequence[Conflict] = ()
+    ) -> list[Conflict]:
+        """Give the conflicts of a large transaction its end LSN, inside the open transaction; return the ones named.
 
         Raises:
             StatementFailed, TargetLost: as `WorkerSession.run`.
         """
         await session.run(self._history.naming_end(last.commit_lsn, last.end_lsn))
+        source = source_of(last)
+        return [msgspec.structs.replace(conflict, source=source) for conflict in kept]
 
     def count(self, job: Job, conflicts: Sequence[Conflict]) -> None:
         """Count and log the conflicts of one transaction, which has committed."""
@@ -121,10 +127,14 @@ class ConflictHandler:
     async def stopped(self, stop: ConflictStop, source: Source) -> None:
         """Write a conflict that stops its transaction into the history, durably; the transaction is rolled back by now.
 
+        Args:
+            stop: with the conflict.
+            source: of it, whose end is known by now.
+
         Raises:
             TargetRefused, TargetLost: it could not be written.
         """
-        conflict = stop.conflict
+        conflict = msgspec.structs.replace(stop.conflict, source=source)
         async with self._control_pool.session() as conn:
             await self._history.write(conn, conflict)
         self._has_stopped = True

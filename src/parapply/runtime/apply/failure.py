@@ -144,6 +144,9 @@ def apply_failed(  # noqa: PLR0913  what the line is made of
         reason += f", {noun} {', '.join(violated)}" if violated[0] else ""
         reason += _of_another_table(failure, command)
         hint = _PRIVILEGE_HINT if failure.sqlstate == NO_PRIVILEGE else hint
+    elif command and command.plan.facts.rules and not stop and operation in ("insert", "update", "delete"):
+        # No row is missing, or this would be a conflict.
+        kind, reason = operation, f"{failure} ({', '.join(command.plan.facts.rules)})"
     elif kind == "update_missing" and command and (names := _always_identity(command)):
         # The statement looks for the row with the column's new value in it, so its count is the same in both cases.
         column = "column" if len(names) == 1 else "one of the columns"

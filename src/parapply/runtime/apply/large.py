@@ -24,7 +24,7 @@ from parapply.runtime.apply.ddl import (
     command_failed,
     log_done,
 )
-from parapply.runtime.apply.failure import apply_failed
+from parapply.runtime.apply.failure import FailureClass, apply_failed, classify
 from parapply.runtime.apply.repair import DataFailed, PieceRepair, RolledBack, Unwanted
 from parapply.wire.messages import Prepare, StreamPrepare
 
@@ -147,7 +147,7 @@ class LargeApply:
                 await self._session.rollback()
                 await self._send_again(last)
             if kept and self._end is None:
-                await self._conflict_handler.name_by_end(self._session, last)
+                kept = await self._conflict_handler.name_by_end(self._session, last, kept)
             await self._target.finish(self._job, last)
         except StatementFailed as failure:
             # A deferred check: it fails for the whole, and every row was applied already in its best form.
@@ -171,16 +171,17 @@ class LargeApply:
             assert isinstance(last.event, Prepare | StreamPrepare), "the last piece or event of what is prepared"
             await self._target.leave_out(self._job, last.event, last)
             return
-        if isinstance(stop, TargetRefused):
-            raise stop
         if self._conflict_handler.skips.find(last.commit_lsn, last.end_lsn) is not None:
             await self._send_again(last)
-        if isinstance(stop, Unwanted):
+        if isinstance(stop, TargetRefused):
+            raise stop
+        # Deferred checks can wait for another session, and the pieces are not kept.
+        is_in_the_way = isinstance(stop, DataFailed) and classify(stop.failure) is FailureClass.AGAIN
+        if isinstance(stop, Unwanted) or is_in_the_way:
             # Known by its end now, so it is not cancelled for another one's sake a second time.
             self._conflict_handler.skips.read_to_end(last.commit_lsn, last.end_lsn)
-            raise TargetLost(
-                f"the large transaction that ends at {format_lsn(last.end_lsn)} is sent again: it is not to be skipped"
-            )
+            why = "another session was in the way of its end" if is_in_the_way else "it is not to be skipped"
+            raise TargetLost(f"the large transaction that ends at {format_lsn(last.end_lsn)} is sent again: {why}")
         if isinstance(stop, CommandFailed):
             self._stop_at(command_failed(stop, last, is_retried=self._is_repeated))
         if isinstance(stop, ConflictStop):

@@ -36,19 +36,17 @@ class Repair:
     """Used by one worker, for one job at a time."""
 
     def __init__(self, session: WorkerSession, kit: WorkerKit) -> None:
-        """Start with nothing read of the catalogue."""
+        """Keep what the repair of a failure needs."""
         self._session = session
         self._kit = kit
         self._conflict_handler = kit.conflict_handler
-        #: Reads the target's rows that changes conflict with; None: to be made, with the catalogue as it is then.
-        self._local: LocalRows | None = None
         self._log = get_logger()
 
     def settler(self, source: Source) -> Settler:
         """Return the settler that applies a transaction, or its pieces, with its conflicts settled."""
-        if self._local is None:
-            self._local = LocalRows(self._session, tracks_commits=self._kit.rules.tracks_commits)
-        return Settler(self._session, self._local, self._kit.builder, self._conflict_handler.rules, source)
+        locks = self._kit.tables.may_lock_rows
+        local = LocalRows(self._session, tracks_commits=self._kit.rules.tracks_commits, locks=locks)
+        return Settler(self._session, local, self._kit.builder, self._conflict_handler.rules, source)
 
     async def keep(self, settler: Settler) -> list[Conflict]:
         """Write the settled conflicts into the history, inside the open transaction, and return them.
@@ -129,7 +127,6 @@ class Repair:
         if judged is FailureClass.FINAL:
             return False
         await self._session.forget_statements()
-        self._local = None
         return await self._rereads(commands, attempts)
 
     async def stopped(self, job: Job, stop: ConflictStop, transaction: Transaction, attempts: Attempts) -> None:

@@ -356,10 +356,10 @@ class WorkerSession:
         """Begin the transaction of a large source transaction, whose record comes last: its end LSN is not known yet.
 
         Raises:
-            StatementFailed, TargetLost: as `execute`.
+            TargetLost: the connection ended.
         """
         self._has_savepoint = False
-        await self.pipeline.run([_BEGIN])
+        await self._run_surely([_BEGIN])
 
     async def piece(self, commands: Sequence[Command], *, counts_on_server: bool = False) -> None:
         """Execute one piece of a large transaction behind a savepoint, which the next piece releases.
@@ -375,12 +375,20 @@ class WorkerSession:
         """
         before = [_RELEASE, _SAVEPOINT] if self._has_savepoint else [_SAVEPOINT]
         self._has_savepoint = True
-        if counts_on_server:
-            # A rule refuses the form that counts (0A000).
-            checked = [command if command.plan.facts.rules else self._checked(command) for command in commands]
-            await self._run([*before, *checked], before=len(before))
+        if not counts_on_server:
+            await self._run_checked([*before, *commands], commands, before=len(before))
             return
-        await self._run_checked([*before, *commands], commands, before=len(before))
+        for first, end in _up_to_rules(commands):
+            part = commands[first:end]
+            checked = [one if _is_ruled(one) else self._checked(one) for one in part]
+            try:
+                outcomes = await self._run([*before, *checked], before=len(before))
+            except StatementFailed as failure:
+                failure.statement += first if failure.statement >= 0 else 0
+                raise
+            if part and _is_ruled(part[-1]):
+                _check_counts(part[-1:], outcomes[-1:], end - 1)
+            before = []
 
     async def undo_piece(self) -> None:
         """Go back to before the last piece, after it failed.
@@ -388,7 +396,7 @@ class WorkerSession:
         Raises:
             TargetLost: the connection ended.
         """
-        await self.pipeline.run([_ROLLBACK_TO, _RELEASE])
+        await self._run_surely([_ROLLBACK_TO, _RELEASE])
         self._has_savepoint = False
 
     async def savepoint(self, depth: int) -> None:
@@ -608,11 +616,14 @@ class WorkerSession:
         """
         if self.pipeline.is_outside_transaction:
             return
+        await self._run_surely([_ROLLBACK])
+
+    async def _run_surely(self, statements: Sequence[Statement]) -> None:
+        """Run statements that fail only if a request to cancel what ran before has come late, and hit them."""
         try:
-            await self.pipeline.run([_ROLLBACK])
+            await self.pipeline.run(statements)
         except StatementFailed:
-            # A request to cancel what ran before has come late, and hit this.
-            await self.pipeline.run([_ROLLBACK])
+            await self.pipeline.run(statements)
 
     async def forget_statements(self) -> None:
         """Have every statement planned again, because tables changed under them (trap T-48).
@@ -697,8 +708,23 @@ def _named(failure: StatementFailed, commands: Sequence[Command]) -> StatementFa
     return failure
 
 
-def _check_counts(commands: Sequence[Command], outcomes: Sequence[StatementResult]) -> None:
-    for index, (command, outcome) in enumerate(zip(commands, outcomes, strict=True)):
+def _is_ruled(command: Command) -> bool:
+    """Return whether the server cannot check a command's count, because a rule refuses the form that counts (0A000)."""
+    return bool(command.plan.facts.rules) and command.expected != ANY_COUNT
+
+
+def _up_to_rules(commands: Sequence[Command]) -> Iterator[tuple[int, int]]:
+    """Yield where runs of commands begin and end, each behind a command whose count is looked at here."""
+    first = 0
+    for end, command in enumerate(commands, 1):
+        if _is_ruled(command) and end < len(commands):
+            yield first, end
+            first = end
+    yield first, len(commands)
+
+
+def _check_counts(commands: Sequence[Command], outcomes: Sequence[StatementResult], first: int = 0) -> None:
+    for index, (command, outcome) in enumerate(zip(commands, outcomes, strict=True), first):
         if command.expected not in (outcome.rows, ANY_COUNT):
             raise StatementFailed(f"{outcome.rows} rows where {command.expected} are expected", statement=index)
 
