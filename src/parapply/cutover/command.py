@@ -29,6 +29,7 @@ import click
 from psycopg import sql
 
 from parapply import connect
+from parapply.amounts import few
 from parapply.commands import lifecycle
 from parapply.copy import sequences
 from parapply.copy.published import published_tables
@@ -41,7 +42,7 @@ from parapply.cutover.notes import CutoverNotes, Held, Undoing
 from parapply.cutover.poolers import Poolers
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, SlotBusy, SourceRefused, TargetRefused
 from parapply.model import covers, format_lsn
-from parapply.sequences import SequenceOptions
+from parapply.sequences import SequenceOptions, carry
 from parapply.source import refusals, slot
 from parapply.source.options import start_options
 from parapply.source.slot import read_rows, source_errors
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from parapply.source.slot import Connection
 
 _INCOMPLETE: Final = 1
+_NOT_CARRIED: Final = "a sequence is missing on the target, or could not be set"
+_WITHOUT_SEQUENCES: Final = "make it there, or give --no-sequences and set them yourself"
 #: Seconds between two looks at a slot that is about to be left.
 _POLL_S: Final = 0.01
 #: Seconds until the process that sends the stream is ended: a daemon that is stopped (SIGSTOP) holds it.
@@ -397,10 +400,7 @@ class _Cutover:
             self._notes.say(CutoverStep.SEQUENCES, "left out (--no-sequences)")
             return
         if await sequences.bring(self._forward, SequenceOptions(), ends=self._ahead):
-            raise ParapplyError(
-                "a sequence is missing on the target, or could not be set; see above",
-                hint="make it there, or give --no-sequences and set them yourself",
-            )
+            raise ParapplyError(f"{_NOT_CARRIED}; see above", hint=_WITHOUT_SEQUENCES)
         self._notes.say(CutoverStep.SEQUENCES, "brought")
 
     async def _stop(self) -> None:
@@ -411,6 +411,12 @@ class _Cutover:
         await lease.take_lease(ahead.target, self._slot_id, self._forward.target.lease_wait_s, takeover=True)
         await lease.fence(ahead.target, self._slot_id, lambda _sessions: None)
         self._has_stopped = True
+        if self._options.with_sequences:
+            # The daemon also carries them, and may have begun to set older values before that step.
+            left = [one for one in await carry(ahead, SequenceOptions()) if not one.is_carried]
+            if left:
+                names = few([f"{one.schema_name}.{one.sequence_name}" for one in left])
+                raise ParapplyError(f"{_NOT_CARRIED}: {names}", hint=_WITHOUT_SEQUENCES)
         found = await state.load(ahead.target, self._schema, name, (await self._facts()).system_identifier)
         fence_lsn = self._notes.row.fence_lsn
         if found is None or fence_lsn is None or not covers(found.low_lsn, fence_lsn):
