@@ -47,7 +47,7 @@ from parapply.source import refusals, slot
 from parapply.source.options import start_options
 from parapply.source.slot import read_rows, source_errors
 from parapply.state_mark import STATE_SCHEMAS_SQL
-from parapply.target.session import lease
+from parapply.target.session import lease, prepared
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state import cutovers
 from parapply.target.state import slots as state
@@ -55,6 +55,8 @@ from parapply.vocabulary import CutoverStep
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parapply.config import Config
     from parapply.cutover.meeting import Meeting
     from parapply.source.slot import Connection
@@ -67,14 +69,18 @@ _POLL_S: Final = 0.01
 #: Seconds until the process that sends the stream is ended: a daemon that is stopped (SIGSTOP) holds it.
 _PATIENCE_S: Final = 3.0
 
-# The messages Begin and Begin Prepare, with the LSN of the record of the commit or the PREPARE, and Insert, Update,
-# Delete, Truncate, with tables' OIDs. Transactions without a change of a published table send none.
+# The messages Begin and Begin Prepare, with the LSN of the record of the commit or the PREPARE; Commit Prepared and
+# Rollback Prepared; and Insert, Update, Delete, Truncate, with tables' OIDs. Transactions without a change of a
+# published table send none of the last four.
 _CHANGES: Final = """
 SELECT pg_catalog.get_byte(data, 0),
-       pg_catalog.substr(data, 2, CASE pg_catalog.get_byte(data, 0) WHEN 84 THEN pg_catalog.length(data) ELSE 8 END)
+       pg_catalog.substr(data, 2, CASE pg_catalog.chr(pg_catalog.get_byte(data, 0))
+           WHEN 'T' THEN pg_catalog.length(data) WHEN 'b' THEN 28 WHEN 'K' THEN 29 WHEN 'r' THEN 37 ELSE 8 END)
   FROM pg_catalog.pg_logical_slot_peek_binary_changes($1::name, NULL, NULL, VARIADIC $2::text[])
- WHERE pg_catalog.get_byte(data, 0) IN (66, 98, 73, 85, 68, 84)"""
-_BEGIN, _BEGIN_PREPARE, _TRUNCATE = b"BbT"
+ WHERE pg_catalog.strpos('BbKrIUDT', pg_catalog.chr(pg_catalog.get_byte(data, 0))) > 0"""
+_BEGIN, _BEGIN_PREPARE, _COMMIT_PREPARED, _ROLLBACK_PREPARED, _TRUNCATE = b"BbKrT"
+#: Places of LSNs in them: of the record of the commit or the PREPARE; of the end of Rollback Prepared.
+_LSN, _DECIDED_LSN, _ROLLED_BACK_LSN = slice(8), slice(1, 9), slice(9, 17)
 # A publication FOR ALL TABLES also has the state of the way back, which the cut-over itself writes there.
 _OWN: Final = f"""
 SELECT c.oid::bigint FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -117,15 +123,36 @@ async def late_count(source: Connection, config: Config, low_lsn: int) -> int:
     with source_errors("reading what came after the fence"):
         changes = await read_rows(source, _CHANGES, [config.source.slot, words])
         own = {oid for (oid,) in await read_rows(source, _OWN, list(QUEUE))}
-    late: set[int] = set()
-    commit_lsn = 0
+    return len(_late(changes, low_lsn, own))
+
+
+def _late(changes: Sequence[tuple[int, bytes]], low_lsn: int, own: set[int]) -> set[tuple[int, int]]:
+    """Return LSN and xid of what came late; the xid is 0 of what was not prepared."""
+    late: set[tuple[int, int]] = set()
+    #: Prepared at or behind the watermark, by xid.
+    prepared_late: dict[int, tuple[int, int]] = {}
+    place = (0, 0)
     for kind, data in changes:
-        if kind in {_BEGIN, _BEGIN_PREPARE}:
-            commit_lsn = int.from_bytes(bytes(data))
+        if kind == _BEGIN:
+            place = (int.from_bytes(data[_LSN]), 0)
+        elif kind == _BEGIN_PREPARE:
+            place = (int.from_bytes(data[_LSN]), int.from_bytes(data[24:28]))
+            if place[0] >= low_lsn:
+                prepared_late[place[1]] = place
+        elif kind in {_COMMIT_PREPARED, _ROLLBACK_PREPARED}:
+            is_commit = kind == _COMMIT_PREPARED
+            xid = int.from_bytes(data[25:29] if is_commit else data[33:37])
+            decided_lsn = int.from_bytes(data[_DECIDED_LSN if is_commit else _ROLLED_BACK_LSN])
+            if xid in prepared_late:
+                late -= set() if is_commit else {prepared_late[xid]}
+                del prepared_late[xid]
+            elif decided_lsn >= low_lsn + (not is_commit):
+                # Prepared before, and applied so: nothing decides it on the target.
+                late.add((decided_lsn, xid))
         # A transaction that ends at the watermark has its commit record before it.
-        elif commit_lsn >= low_lsn and not own.issuperset(_tables(kind, bytes(data))):
-            late.add(commit_lsn)
-    return len(late)
+        elif place[0] >= low_lsn and not own.issuperset(_tables(kind, data)):
+            late.add(place)
+    return late
 
 
 def _tables(kind: int, data: bytes) -> list[int]:
@@ -428,11 +455,17 @@ class _Cutover:
         deadline_s = time.monotonic() + self._forward.target.lease_wait_s
         await wait_until_unread(ahead.source, name, deadline_s)
         await self._writers.end_others(deadline_s)
-        if n_late := await late_count(ahead.source, self._forward, found.low_lsn):
+        n_late = await late_count(ahead.source, self._forward, found.low_lsn)
+        # What was prepared behind the fence, and applied so, would be committed on the old source only.
+        held = await fence.prepared(ahead.source)
+        held += [gid for gid, _ in (await prepared.pending(ahead.target, self._schema, self._slot_id)).values()]
+        if n_late or held:
             await self._back_to_draining()
+            what = f"{n_late} transactions were committed" if n_late else f"transactions were prepared ({few(held)})"
             raise SourceRefused(
-                f"{n_late} transactions were committed on the source after the fence: a session writes in spite of it",
-                hint="end it, start the daemon, and give the same command again; --undo lets all writers in again",
+                f"{what} on the source after the fence: a session writes in spite of it",
+                hint="end it and what it has prepared, start the daemon, and give the same command again; --undo lets"
+                " all writers in again",
             )
         self._notes.say(CutoverStep.STOPPING, "the daemon is stopped, and nothing was committed after the fence")
 
