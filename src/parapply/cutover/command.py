@@ -231,9 +231,10 @@ class _Cutover:
         self._notes = CutoverNotes(pair, row)
         self._look = CutoverLook(pair, options)
         self._deadline_s = time.monotonic() + options.timeout_s
-        #: By this call: the daemon was stopped; writers were let in.
+        #: By this call the daemon was stopped.
         self._has_stopped = False
-        self._has_opened = False
+        #: Transactions that had come late when writers were let in; None: not by this call.
+        self._n_late: int | None = None
         self._comparison = CutoverComparison(pair.forward, options.verify, options.timeout_s, self._look.warn)
         self._writers = ClientSessions(pair.ahead.source, self._look, options.fence_command)
         self._poolers = Poolers(pair, row.poolers if row is not None else (), self._look.warn)
@@ -498,8 +499,10 @@ class _Cutover:
         await self._notes.opened()
         async with self._meeting.at_poolers:
             await self._poolers.resume()
+        await self._notes.took_over()
+        # Before the way back may begin: what that applies to the old source looks like late writes.
+        self._n_late = await self._count_late()
         await self._notes.enter(CutoverStep.ENDING)
-        self._has_opened = True
         gap_s = self._notes.row.gap_s or 0.0
         self._notes.say(CutoverStep.OPENING, f"the target takes over; no client could write for {gap_s:.3f} s")
 
@@ -508,23 +511,22 @@ class _Cutover:
         await self._hooks.reach("before_ending")
         facts = await self._facts()
         if facts.slot is not None:
-            found = await state.load(ahead.target, self._schema, name, facts.system_identifier)
-            is_known = self._has_opened or await self._is_old_source_still()
-            if not is_known:
-                click.echo(
-                    "parapply: the way back runs already, so whether a session wrote on the source after the target"
-                    " took over is not known. Hint: `parapply verify` with the configuration of the way back",
-                    err=True,
-                )
-            if (
-                is_known
-                and found is not None
-                and (n_late := await late_count(ahead.source, self._forward, found.low_lsn))
-            ):
+            n_late: int | None = await self._count_late()
+            if n_late and not await self._is_old_source_still():
+                n_late = self._n_late
+            if n_late:
                 click.echo(
                     f"parapply: {n_late} transactions were committed on the source after the target took over; they are"
                     f" on the source only. Hint: slot {name!r} is left, and has them; bring them by hand, and then"
                     " `parapply drop`",
+                    err=True,
+                )
+                return _INCOMPLETE
+            if n_late is None:
+                click.echo(
+                    "parapply: the way back writes on the source, so whether a session also did after the target took"
+                    f" over is not known. Hint: slot {name!r} is left, and has it; `parapply verify` with the"
+                    " configuration of the way back compares, and then `parapply drop`",
                     err=True,
                 )
                 return _INCOMPLETE
@@ -534,10 +536,17 @@ class _Cutover:
         self._say_end()
         return 0
 
+    async def _count_late(self) -> int:
+        facts = await self._facts()
+        found = await state.load(self._ahead.target, self._schema, self._forward.source.slot, facts.system_identifier)
+        if found is None or facts.slot is None:
+            return 0
+        return await late_count(self._ahead.source, self._forward, found.low_lsn)
+
     async def _is_old_source_still(self) -> bool:
         """Return whether the way back has written nothing there yet; its changes there would look like late writes."""
         found = await way_back.state_of(self._back, self._reverse)
-        return found is not None and found.low_lsn == self._notes.row.takeover_lsn
+        return found is not None and found.high_lsn == self._notes.row.takeover_lsn
 
     def _say_end(self) -> None:
         if self._options.hint:

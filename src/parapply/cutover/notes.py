@@ -98,6 +98,10 @@ class CutoverNotes:
         """Note that nothing keeps writers from the target any longer."""
         await cutovers.note_opened(self._target, self._schema, self._slot_id)
 
+    async def took_over(self) -> None:
+        """Note the end of the time in which no client could write."""
+        await cutovers.note_takeover(self._target, self._schema, self._slot_id)
+
     async def unfenced(self) -> None:
         """Note that writers were let in on the source again."""
         # Before that is certain: an error from here on must not say that they wait.
