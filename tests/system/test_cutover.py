@@ -420,6 +420,7 @@ def test_what_would_fail_is_refused_before_anything_is_made(
     for part in ("evt WHERE (n > 0)", "evt (n)"):
         ends.target.execute(f"ALTER PUBLICATION pub_back SET TABLE item, {part}")
         assert "has a row filter or a column list for public.evt" in ends.run("--dry-run").stderr
+    _check_partitioned(ends)
     ends.target.execute("DROP PUBLICATION pub_back")
     elsewhere = new_database(ends.target.server, "elsewhere")
     ends.write_file(Route(source=elsewhere, target=ends.source, source_dsn=elsewhere.source_role_dsn))
@@ -427,6 +428,27 @@ def test_what_would_fail_is_refused_before_anything_is_made(
     assert wrong.returncode == 2
     assert f"source.dsn of the way back leads to the database '{elsewhere.dbname}'" in wrong.stderr
     ends.check_nothing_left()
+
+
+def _check_partitioned(ends: Ends) -> None:
+    """Check a root without partitions, which the publication of the way back does not name, names, or has a part of."""
+    root = f"CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id); ALTER TABLE root OWNER TO {TARGET_ROLE}"
+    leaf = f"CREATE TABLE leaf PARTITION OF root DEFAULT; ALTER TABLE leaf OWNER TO {TARGET_ROLE}"
+    for database in (ends.source, ends.target):
+        database.execute(root)
+    ends.source.execute("ALTER PUBLICATION pub ADD TABLE root; ALTER PUBLICATION pub SET (publish_via_partition_root)")
+    ends.target.execute("ALTER PUBLICATION pub_back SET TABLE item, evt")
+    left_out = "the publication of the way back leaves out public.root"
+    assert left_out in ends.run("--dry-run").stderr
+    ends.target.execute("ALTER PUBLICATION pub_back ADD TABLE root")
+    assert "public.root" not in ends.run("--dry-run").stderr
+    for database in (ends.source, ends.target):
+        database.execute(leaf)
+    ends.target.execute("ALTER PUBLICATION pub_back SET TABLE item, evt, leaf")
+    looked = ends.run("--dry-run")
+    assert left_out not in looked.stderr
+    assert "the publication of the way back names only partitions of public.root" in looked.stdout
+    ends.source.execute("ALTER PUBLICATION pub DROP TABLE root")
 
 
 def test_without_a_free_slot_or_origin_there_is_no_way_back(  # noqa: PLR0917  fixtures

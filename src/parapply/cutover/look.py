@@ -277,9 +277,15 @@ class CutoverLook:
         missing = await way_back.missing_publications(back.source, reverse.source.publications)
         if not missing:
             try:
-                await way_back.check_covers(back.source, reverse, self._tables, is_made=has_made)
+                in_leaves = await way_back.check_covers(back.source, reverse, self._tables, is_made=has_made)
             except SourceRefused as error:
                 yield error
+            else:
+                if in_leaves:
+                    self.warn(
+                        f"the publication of the way back names only partitions of {few(in_leaves)}: of one that is"
+                        " made later nothing comes back"
+                    )
         elif len(reverse.source.publications) > 1:
             yield SourceRefused(f"no publications {', '.join(missing)} on the target", hint="make them, or name one")
         if without := await way_back.without_identity(self._ahead, self._tables):
