@@ -244,6 +244,15 @@ def _check_beside_a_copy(ends: Ends) -> None:
     assert "are being copied" in beside.stderr
     assert "fencing" not in beside.stdout
     ends.check_nothing_left()
+    # A table that waits is found by the name that it has now also.
+    assert ends.run_other("pause", "public.evt").returncode == 0
+    rename = "ALTER TABLE {} RENAME TO {}"
+    for database in (ends.source, ends.target):
+        database.execute(rename.format("evt", "renamed"))
+    assert "the target does not have all of public.evt" in ends.run("--dry-run").stderr
+    for database in (ends.source, ends.target):
+        database.execute(rename.format("renamed", "evt"))
+    assert ends.run_other("resume", "public.evt").returncode == 0
 
 
 def _check_after_the_fence(ends: Ends) -> None:

@@ -139,10 +139,13 @@ class CutoverLook:
     def _of_copies(self, copied: copies.Copies, low_lsn: int) -> Iterator[ParapplyError]:
         # One that is dropped since, or no more published, is of no concern.
         names = {each for table in self._tables for each in (table.full_name, *_leaves(table))}
+        # A row keeps the name that a table had before it was renamed.
+        oids = {table.oid for table in self._tables}
         lacking = [
             ".".join(row.name)
             for row in copied.tables
-            if row.name in names and (row.state != CopyState.COPIED or (row.start_lsn or 0) > low_lsn)
+            if (row.name in names or row.source_oid in oids)
+            and (row.state != CopyState.COPIED or (row.start_lsn or 0) > low_lsn)
         ]
         if lacking:
             yield TargetRefused(
