@@ -275,7 +275,7 @@ class _Cutover:
                 click.echo("nothing was changed (--dry-run)")
                 return 0
             return await self._steps()
-        except ParapplyError:
+        except Exception:
             self._meeting.fail(self._name)
             await self.undoing.after_failure(has_stopped=self._has_stopped)
             raise
