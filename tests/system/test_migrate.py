@@ -198,6 +198,13 @@ def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, 
     refused = run_command(nasty, "migrate", *arguments, *_OPTIONS)
     assert refused.returncode == 4
     assert "in the dump's line: b integer GENERATED ALWAYS AS ((a + 1))" in refused.stderr
+    # It would be taken for one that the publisher has removed.
+    nasty.target.execute("SELECT lo_from_bytea(4711, 'of another application')")
+    refused = run_command(nasty, "migrate", *arguments, *_OPTIONS, "--only", "large-objects")
+    assert (refused.returncode, "large objects of its own, which the publisher's would" in refused.stderr) == (4, True)
+    assert "replace: 4711" in refused.stderr
+    assert nasty.target.rows("SELECT lo_get(4711)") == [(b"of another application",)]
+    nasty.target.execute("SELECT lo_unlink(4711)")
     nasty.source.execute("DROP TABLE too_new")
     # The check was long ago: what is published is looked at again before the schema is made.
     nasty.source.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR TABLE tree")
