@@ -562,7 +562,7 @@ def test_what_is_prepared_behind_the_fence_is_late(ends: Ends, *, is_committed: 
     make_slot(ends.ahead, is_two_phase=True)
     daemon = ends.start(ends.ahead)
     keep = (*_UNCOMPARED, "--keep-role", TARGET_ROLE)
-    with ends.source.connect(user=TARGET_ROLE, autocommit=True) as kept:
+    with ends.source.connect(user=TARGET_ROLE) as kept:
         with ends.held("cutover_stopping", *keep) as done:
             for text in ("BEGIN", "INSERT INTO evt VALUES (7)", "PREPARE TRANSACTION 'late'"):
                 kept.execute(text)
