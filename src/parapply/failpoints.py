@@ -96,6 +96,7 @@ SEED_CLEANED: Final = "seed_cleaned"  # it is ended, nothing was said
 
 SEED_NAMES: Final = (SEED_SCHEMA, SEED_JOINED, SEED_CLEANED)
 #: Points of `parapply capture`, in their order.
+CAPTURE_LOOKED: Final = "capture_looked"  # the folder is locked and looked through, nothing is asked or changed
 CAPTURE_BEGUN: Final = "capture_begun"  # the start is noted, the slot not made
 CAPTURE_SLOT: Final = "capture_slot"  # the slot exists, its position is not noted
 CAPTURE_WRITTEN: Final = "capture_written"  # a block is written, not synced
@@ -105,6 +106,7 @@ CAPTURE_CUT: Final = "capture_cut"  # a capture that goes on has cut the end off
 
 CAPTURE_NAMES: Final = (
     CAPTURE_BEGUN, CAPTURE_SLOT, CAPTURE_WRITTEN, CAPTURE_SYNCED, CAPTURE_REPORTED, CAPTURE_CUT,
+    CAPTURE_LOOKED,
 )  # fmt: skip
 #: Points of `parapply cutover`: a step is noted on the target, nothing of it is done.
 CUTOVER_NAMES: Final = (

@@ -1,22 +1,26 @@
 """Sequence values of the publisher brought to the target: by a command for the cut-over, or by the daemon in intervals.
 
 Logical replication does not carry them: the first insert on the target would take a value that is taken (trap T-36).
-A sequence is never moved backwards unless that is asked for, so doing it again, or too late, does no harm.
+A sequence is never moved backwards unless that is asked for, so doing it again, or too late, does no harm. One session
+at a time does it in a database, because what waits for a lock between its look and its act acts on an old value.
 
 Source: PostgreSQL manual, "CREATE SEQUENCE" (a sequence is a relation of one row), "Sequence Manipulation Functions".
 """
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 from psycopg import sql
 
-from parapply.errors import TargetRefused
+from parapply.errors import TargetLost, TargetRefused
 from parapply.source.slot import source_errors
 from parapply.state_mark import STATE_SCHEMAS_SQL
+from parapply.target.session.lease import SEQUENCES_LOCK_CLASS
 from parapply.target.session.settings import rows, target_errors
 from parapply.wire.ddl_queue import QUEUE
 
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
 #: Schema and name.
 _Name: TypeAlias = tuple[str, str]
 
+#: Seconds to wait for another one, which may wait for a lock on a sequence.
+_LOCK_WAIT_S = 10.0
+_POLL_S = 0.05
 #: Sequences read by one statement: far below what the parser's stack takes.
 _AT_ONCE = 200
 
@@ -76,7 +83,32 @@ async def carry(ends: Connections, how: SequenceOptions) -> list[SequenceOutcome
 
     Raises:
         SourceRefused, SourceLost, TargetLost: an end is not there, or does not let them be read.
+        TargetRefused: another session carries sequences, and has not ended in time.
     """
+    if how.is_dry:
+        return await _carry(ends, how)
+    await _lock(ends.target)
+    try:
+        return await _carry(ends, how)
+    finally:
+        with suppress(TargetLost), target_errors("releasing the sequences"):
+            await rows(ends.target, sql.SQL("SELECT pg_catalog.pg_advisory_unlock($1::int, 0)"), [SEQUENCES_LOCK_CLASS])
+
+
+async def _lock(target: Connection) -> None:
+    query = sql.SQL("SELECT pg_catalog.pg_try_advisory_lock($1::int, 0)")
+    clock = asyncio.get_running_loop().time
+    deadline_s = clock() + _LOCK_WAIT_S
+    with target_errors("waiting for who sets sequences"):
+        while not (await rows(target, query, [SEQUENCES_LOCK_CLASS]))[0][0]:
+            if clock() >= deadline_s:
+                raise TargetRefused(
+                    "target: another session of parapply's sets sequences", hint="wait for its end, or end it"
+                )
+            await asyncio.sleep(_POLL_S)
+
+
+async def _carry(ends: Connections, how: SequenceOptions) -> list[SequenceOutcome]:
     here = await _source_sequences(ends.source)
     found: list[SequenceOutcome] = []
     names = list(here)
@@ -87,10 +119,14 @@ async def carry(ends: Connections, how: SequenceOptions) -> list[SequenceOutcome
         outcomes = {name: _outcome(name, here[name][0], wanted[name], there.get(name), how) for name in some}
         moved = [name for name in some if outcomes[name].outcome == "moved"]
         if moved and not how.is_dry:
-            done = await _for_all_or_each(moved, partial(_set, ends.target, wanted))
+            steps = {name: None if how.is_exact else here[name][0] for name in moved}
+            done = await _for_all_or_each(moved, partial(_set, ends.target, wanted, steps))
             outcomes |= {
                 name: _refused(name, error) for name, error in done.items() if isinstance(error, TargetRefused)
             }
+            for name in set(moved) - done.keys():
+                was = outcomes[name]
+                outcomes[name] = msgspec.structs.replace(was, outcome="ahead", after=was.before)
         found += outcomes.values()
     return found
 
@@ -158,17 +194,33 @@ async def _target_values(conn: Connection, names: Sequence[_Name]) -> dict[_Name
     return {names[number]: Value(last_value=last, is_called=is_called) for number, last, is_called in found}
 
 
-async def _set(conn: Connection, wanted: Mapping[_Name, Value], names: Sequence[_Name]) -> dict[_Name, Value]:
-    """Set some sequences, which no rollback undoes, and return their values."""
-    query = sql.SQL(
-        "SELECT pg_catalog.setval(w.name::regclass, w.last, w.is_called)"
-        " FROM unnest($1::text[], $2::bigint[], $3::bool[]) AS w(name, last, is_called)"
-    )
-    values = [wanted[name] for name in names]
+async def _set(
+    conn: Connection, wanted: Mapping[_Name, Value], steps: Mapping[_Name, int | None], names: Sequence[_Name]
+) -> dict[_Name, Value]:
+    """Set some sequences, which no rollback undoes, and return the values of those that were not ahead by now.
+
+    Args:
+        conn: session on the target.
+        wanted: values.
+        steps: their increments; None: set backwards also.
+        names: which.
+    """
+    each = []
+    for number, name in enumerate(names):
+        value, step = wanted[name], steps[name]
+        setting = sql.SQL("SELECT {}::int, pg_catalog.setval({}::regclass, {}, {})").format(
+            *map(sql.Literal, (number, sql.Identifier(*name).as_string(None), value.last_value, value.is_called))
+        )
+        if step is not None:
+            # Clients may have drawn values since the look.
+            setting += sql.SQL(
+                " FROM {} WHERE (last_value::numeric + CASE WHEN is_called THEN {step} ELSE 0 END)"
+                " * pg_catalog.sign({step}) <= {}::numeric * pg_catalog.sign({step})"
+            ).format(sql.Identifier(*name), sql.Literal(value.following(step)), step=sql.Literal(step))
+        each.append(setting)
     with target_errors(f"setting {_shown(names)}"):
-        quoted = [sql.Identifier(*name).as_string(None) for name in names]
-        await rows(conn, query, [quoted, [one.last_value for one in values], [one.is_called for one in values]])
-    return dict(zip(names, values, strict=True))
+        found = await rows(conn, sql.SQL(" UNION ALL ").join(each))
+    return {names[number]: wanted[names[number]] for number, _ in found}
 
 
 def _shown(names: Sequence[_Name]) -> str:

@@ -18,26 +18,42 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.pg_majors(15, 18)
-@pytest.mark.parametrize("outcome", ["prepared", "committed"])
-def test_a_prepared_transaction_is_late(source_db: Database, outcome: str) -> None:
-    """With two_phase its changes come without a Begin; its slot is dropped at the end, and nothing else has them."""
+@pytest.mark.parametrize(
+    ("outcome", "is_applied", "n_late"),
+    [
+        ("", False, 1),
+        ("COMMIT", False, 1),
+        ("ROLLBACK", False, 0),
+        ("", True, 0),
+        ("COMMIT", True, 1),
+        ("ROLLBACK", True, 1),
+    ],
+)
+def test_a_prepared_transaction_is_late(source_db: Database, outcome: str, n_late: int, *, is_applied: bool) -> None:
+    """With two_phase its changes come without a Begin; its slot is dropped at the end, and nothing else has them.
+
+    Of one whose PREPARE is applied only the outcome is late.
+    """
     source_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     name = new_name()
     source_db.rows(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput', false, true)")
     flags = {"source.dsn": source_db.dsn, "target.dsn": "dbname=none", "source.slot": name,
              "source.publications": ("pub",), "source.two_phase": True}  # fmt: skip
     config = load_config(flags=flags, environ={})
-    low_lsn = parse_lsn(source_db.rows("SELECT pg_current_wal_insert_lsn()::text")[0][0])
+    insert_lsn = "SELECT pg_current_wal_insert_lsn()::text"
+    low_lsn = parse_lsn(source_db.rows(insert_lsn)[0][0])
     write_prepared(source_db, "late", "INSERT INTO t VALUES (1)")
-    if outcome == "committed":
-        decide(source_db, "late", "COMMIT")
+    if is_applied:
+        low_lsn = parse_lsn(source_db.rows(insert_lsn)[0][0])
+    if outcome:
+        decide(source_db, "late", outcome)
 
     async def count(conn: slot.Connection) -> int:
         return await late_count(conn, config, low_lsn)
 
     try:
-        assert on_source(source_db.dsn, count) == 1
+        assert on_source(source_db.dsn, count) == n_late
     finally:
-        if outcome == "prepared":
+        if not outcome:
             decide(source_db, "late", "ROLLBACK")
         source_db.rows(f"SELECT pg_drop_replication_slot('{name}')")

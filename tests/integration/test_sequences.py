@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
+from parapply.sequences import Value, _set
+from parapply.target.session.lease import SEQUENCES_LOCK_CLASS
+from tests.fixtures.plain import foreign_transaction
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
@@ -21,6 +27,42 @@ CREATE SEQUENCE untouched START 77;
 CREATE SEQUENCE ahead;
 CREATE SEQUENCE short;
 """
+
+
+@pytest.mark.parametrize(("step", "is_kept"), [(1, True), (-1, True), (None, False)])
+def test_a_value_that_was_drawn_since_the_look_stays(target_db: Database, step: int | None, *, is_kept: bool) -> None:
+    """Both sides may draw, and a daemon and a command may carry at once: only --exact goes back."""
+    sign = step or 1
+    target_db.execute(f"CREATE SEQUENCE s INCREMENT {sign} MINVALUE -9999 MAXVALUE 9999 START {1000 * sign}")
+    wanted = {("public", "s"): Value(last_value=50 * sign, is_called=True)}
+
+    async def act() -> dict[tuple[str, str], Value]:
+        async with await psycopg.AsyncConnection.connect(target_db.dsn, autocommit=True) as conn:
+            return await _set(conn, wanted, {("public", "s"): step}, list(wanted))
+
+    assert asyncio.run(act()) == ({} if is_kept else wanted)
+    assert target_db.rows("SELECT abs(last_value) FROM s") == [(1000 if is_kept else 50,)]
+
+
+def test_one_session_at_a_time_carries(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
+    """Where one waits for a lock with a value that it has read, no other sets a newer one in between."""
+    for database in (source_db, target_db):
+        database.execute("CREATE SEQUENCE s")
+    source_db.execute("SELECT setval('s', 50)")
+    route, done = Route(source=source_db, target=target_db), []
+    thread = threading.Thread(target=lambda: done.append(run_command(route, "sequences")))
+    with foreign_transaction(target_db, "ALTER SEQUENCE s OWNED BY NONE"):
+        thread.start()
+        target_db.wait_until(
+            "SELECT EXISTS (SELECT FROM pg_locks AS w JOIN pg_locks AS l USING (pid) WHERE NOT w.granted"
+            " AND w.relation = 's'::regclass AND l.locktype = 'advisory'"
+            f" AND l.classid::bigint = {SEQUENCES_LOCK_CLASS})"
+        )
+    thread.join()
+    assert done[0].returncode == 0, done
+    assert target_db.rows("SELECT last_value FROM s") == [(50,)]
+    assert target_db.rows("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid::bigint ="
+                          f" {SEQUENCES_LOCK_CLASS}") == [(0,)]  # fmt: skip
 
 
 @pytest.mark.pg_majors(15, 16, 18)

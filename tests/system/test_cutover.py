@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import psycopg
@@ -13,9 +14,11 @@ from parapply import failpoints
 from parapply.target.session import lease
 from tests.fixtures.endpoint import LISTEN, Endpoint
 from tests.fixtures.ends import FENCER, REFUSED, Ends
+from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import FAST
 from tests.fixtures.roles import SOURCE_ROLE, TARGET_ROLE
 from tests.fixtures.route import Route
+from tests.fixtures.two_phase import TWO_PHASE, n_prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,6 +244,15 @@ def _check_beside_a_copy(ends: Ends) -> None:
     assert "are being copied" in beside.stderr
     assert "fencing" not in beside.stdout
     ends.check_nothing_left()
+    # A table that waits is found by the name that it has now also.
+    assert ends.run_other("pause", "public.evt").returncode == 0
+    rename = "ALTER TABLE {} RENAME TO {}"
+    for database in (ends.source, ends.target):
+        database.execute(rename.format("evt", "renamed"))
+    assert "the target does not have all of public.evt" in ends.run("--dry-run").stderr
+    for database in (ends.source, ends.target):
+        database.execute(rename.format("renamed", "evt"))
+    assert ends.run_other("resume", "public.evt").returncode == 0
 
 
 def _check_after_the_fence(ends: Ends) -> None:
@@ -417,6 +429,7 @@ def test_what_would_fail_is_refused_before_anything_is_made(
     for part in ("evt WHERE (n > 0)", "evt (n)"):
         ends.target.execute(f"ALTER PUBLICATION pub_back SET TABLE item, {part}")
         assert "has a row filter or a column list for public.evt" in ends.run("--dry-run").stderr
+    _check_partitioned(ends)
     ends.target.execute("DROP PUBLICATION pub_back")
     elsewhere = new_database(ends.target.server, "elsewhere")
     ends.write_file(Route(source=elsewhere, target=ends.source, source_dsn=elsewhere.source_role_dsn))
@@ -424,6 +437,27 @@ def test_what_would_fail_is_refused_before_anything_is_made(
     assert wrong.returncode == 2
     assert f"source.dsn of the way back leads to the database '{elsewhere.dbname}'" in wrong.stderr
     ends.check_nothing_left()
+
+
+def _check_partitioned(ends: Ends) -> None:
+    """Check a root without partitions, which the publication of the way back does not name, names, or has a part of."""
+    root = f"CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id); ALTER TABLE root OWNER TO {TARGET_ROLE}"
+    leaf = f"CREATE TABLE leaf PARTITION OF root DEFAULT; ALTER TABLE leaf OWNER TO {TARGET_ROLE}"
+    for database in (ends.source, ends.target):
+        database.execute(root)
+    ends.source.execute("ALTER PUBLICATION pub ADD TABLE root; ALTER PUBLICATION pub SET (publish_via_partition_root)")
+    ends.target.execute("ALTER PUBLICATION pub_back SET TABLE item, evt")
+    left_out = "the publication of the way back leaves out public.root"
+    assert left_out in ends.run("--dry-run").stderr
+    ends.target.execute("ALTER PUBLICATION pub_back ADD TABLE root")
+    assert "public.root" not in ends.run("--dry-run").stderr
+    for database in (ends.source, ends.target):
+        database.execute(leaf)
+    ends.target.execute("ALTER PUBLICATION pub_back SET TABLE item, evt, leaf")
+    looked = ends.run("--dry-run")
+    assert left_out not in looked.stderr
+    assert "the publication of the way back names only partitions of public.root" in looked.stdout
+    ends.source.execute("ALTER PUBLICATION pub DROP TABLE root")
 
 
 def test_without_a_free_slot_or_origin_there_is_no_way_back(  # noqa: PLR0917  fixtures
@@ -491,8 +525,60 @@ def test_a_late_write_is_found_by_the_command_that_goes_on_at_the_end(ends: Ends
     daemon.wait_caught_up()
     ends.run("--verify", "none", killed_at="cutover_ending")
     _defy(ends, 2)
+    for _ in range(2):
+        done = ends.run("--verify", "none")
+        assert (done.returncode, "1 transactions were committed on the source after" in done.stderr) == (1, True), done
+    # What the way back writes there looks alike. The slot stays all the same, until the operator ends it.
+    back = ends.start(ends.back)
+    ends.target.execute("INSERT INTO evt VALUES (3)")
+    back.wait_caught_up()
     done = ends.run("--verify", "none")
-    assert (done.returncode, "1 transactions were committed on the source after" in done.stderr) == (1, True), done
+    assert (done.returncode, "is not known" in done.stderr) == (1, True), done
+    slots = f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{ends.ahead.slot}'"
+    assert ends.source.rows(slots) == [(1,)]
+    assert ends.run_other("drop", "--yes").returncode == 0
+    assert ends.source.rows(slots) == [(0,)]
+    back.stop()
+
+
+def test_a_way_back_that_a_command_of_the_operators_starts_writes_nothing_late(ends: Ends, tmp_path: Path) -> None:
+    """Its changes on the old source are not taken for those of a session that the fence did not hold."""
+    ends.start(ends.ahead)
+    commands = tmp_path / "commands.toml"
+    commands.write_text('[cutover.commands]\nafter_opening = ["true"]\n')
+    with ends.held("cutover_hook_begun", *_UNCOMPARED, "--config", str(commands)) as done:
+        back = ends.start(ends.back)
+        ends.target.execute("INSERT INTO evt VALUES (1)")
+        ends.source.wait_until("SELECT count(*) = 1 FROM evt")
+    assert (done[0].returncode, done[0].stderr) == (0, ""), done
+    back.stop()
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_what_is_prepared_behind_the_fence_is_late(ends: Ends, *, is_committed: bool) -> None:
+    """Applied as prepared, it would be committed on the old source only once the daemon is stopped."""
+    ends.source.rows(f"SELECT pg_drop_replication_slot('{ends.ahead.slot}')")
+    ends.ahead = replace(ends.ahead, settings=TWO_PHASE)
+    make_slot(ends.ahead, is_two_phase=True)
+    daemon = ends.start(ends.ahead)
+    keep = (*_UNCOMPARED, "--keep-role", TARGET_ROLE)
+    with ends.source.connect(user=TARGET_ROLE) as kept:
+        with ends.held("cutover_stopping", *keep) as done:
+            for text in ("BEGIN", "INSERT INTO evt VALUES (7)", "PREPARE TRANSACTION 'late'"):
+                kept.execute(text)
+            ends.target.wait_until("SELECT EXISTS (SELECT FROM parapply.undecided)")
+            daemon.kill()
+            if is_committed:
+                kept.execute("COMMIT PREPARED 'late'")
+        assert done[0].returncode == REFUSED["source"], done[0]
+        what = "1 transactions were committed" if is_committed else "transactions were prepared (late, parapply_"
+        assert f"{what}" in done[0].stderr
+        if not is_committed:
+            kept.execute("COMMIT PREPARED 'late'")
+        ends.start(ends.ahead)
+        assert ends.run(*keep).returncode == 0
+    assert ends.target.rows("SELECT n FROM evt") == [(7,)]
+    assert n_prepared(ends.target) == 0
 
 
 def _defy(ends: Ends, number: int) -> None:

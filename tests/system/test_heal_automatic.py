@@ -158,6 +158,33 @@ def test_more_rows_than_allowed_change_nothing(route: Route, start_daemon: Start
     assert "one an hour at most" in again.failure
 
 
+def test_an_archive_keeps_its_rows(route: Route, start_daemon: StartDaemon, run_command: RunCommand) -> None:
+    """Where deletes are not published rows that only the target has are kept, with a key and without.
+
+    Nobody is asked by the daemon. Of who is asked, `--max-rows` also counts the rows of a table that is emptied.
+    """
+    route.source.execute("ALTER PUBLICATION pub SET (publish = 'insert')")
+    daemon = start_daemon(route, settings=_HEALS)
+    commit_each(route.source, 1, 100)
+    daemon.wait_caught_up()
+    daemon.stop()
+    route.source.execute("DELETE FROM item WHERE id > 10; DELETE FROM evt WHERE n > 10")
+    drop_slot(route)
+    refused = start_daemon(route, settings={**_HEALS, "source.heal_limit_rows": 95})
+    assert refused.exit_code() == _SOURCE_REFUSED, refused.log_tail()
+    named = "rows deleted: public.evt (update, delete, truncate), public.item (update, delete, truncate)"
+    assert named in refused.failure
+    assert named in run_command(route, "heal").stderr
+    dry = run_command(route, "heal", "--dry-run")
+    assert (dry.returncode, named in dry.stderr) == (1, True)
+    assert "public.evt: emptied of 100 rows, and all rows copied (10): it has no key" in dry.stdout
+    few = run_command(route, "heal", "--follow-unpublished", "--max-rows", "189")
+    assert (few.returncode, "190 rows are to be copied or deleted" in few.stderr) == (_TARGET_REFUSED, True), few
+    assert route.target.rows("SELECT (SELECT count(*) FROM item), (SELECT count(*) FROM evt)") == [(100, 100)]
+    assert run_command(route, "heal", "--follow-unpublished").returncode == 0
+    check_equal(route)
+
+
 def test_f22_a_slot_that_the_daemon_drops_is_healed(route: Route, start_daemon: StartDaemon) -> None:
     """With `on_retained_wal = "drop_slot"` the publisher's disk is freed, and the target loses nothing."""
     settings = {**_HEALS, "source.retained_wal_limit_bytes": 1, "source.on_retained_wal": "drop_slot"}

@@ -195,6 +195,7 @@ def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, 
         assert what in refused.stderr
     assert nasty.target.rows("SELECT count(*) FROM pg_namespace WHERE nspname = 'parapply'") == [(0,)]
     nasty.source.execute("CREATE TABLE too_new (a int PRIMARY KEY, b int GENERATED ALWAYS AS (a + 1) VIRTUAL)")
+    _check_objects_of_others(nasty, run_command, *arguments, *_OPTIONS)
     refused = run_command(nasty, "migrate", *arguments, *_OPTIONS)
     assert refused.returncode == 4
     assert "in the dump's line: b integer GENERATED ALWAYS AS ((a + 1))" in refused.stderr
@@ -223,6 +224,7 @@ def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, 
         nasty, "migrate", *options, "--from", "copy", "--to", "indexes", "--json", "--max-rate", "100M"
     )
     assert copied.returncode == 0, copied.stderr
+    _check_objects_of_others(nasty, run_command, *options, "--only", "large-objects")
     more = ("--from", "catch-up", "--to", "views", "--json", "--set", "metrics.listen=127.0.0.1:0")
     done = _watched(nasty, Daemon(nasty, *options, *more, verb="migrate"), run_command)
     assert any("not made by this step: index came_later;" in line for line in done.lines)
@@ -372,6 +374,16 @@ def _watched(route: Route, command: Daemon, run_command: RunCommand) -> Daemon:
         session.rollback()
     assert command.exit_code() == 0, command.log_tail()
     return command
+
+
+def _check_objects_of_others(route: Route, run_command: RunCommand, *arguments: str) -> None:
+    """A large object of another application would be taken for one that the publisher has removed."""
+    route.target.execute("SELECT lo_from_bytea(4711, 'of others')")
+    refused = run_command(route, "migrate", *arguments)
+    assert refused.returncode == 4
+    assert "target: it has large objects of its own, which the publisher's would replace: 4711" in refused.stderr
+    assert route.target.rows("SELECT lo_get(4711)") == [(b"of others",)]
+    route.target.execute("SELECT lo_unlink(4711)")
 
 
 def _steps(seen: subprocess.CompletedProcess[str]) -> dict[str, Any]:

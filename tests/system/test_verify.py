@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,6 +83,7 @@ INSERT INTO numbers VALUES (900000, 1, 'x');
 UPDATE times SET v = 'w' WHERE at = '2026-01-02 00:00:00Z'; DELETE FROM times WHERE at > '2026-01-15 13:59Z';
 UPDATE uuids SET v = 'w' WHERE id = md5('4711')::uuid; UPDATE texts SET v = 'w' WHERE id = md5('4711');
 DELETE FROM few WHERE b = 77;
+ALTER TABLE numbers DROP CONSTRAINT numbers_pkey, ALTER a DROP NOT NULL; INSERT INTO numbers VALUES (NULL, 1, 'x');
 """
 
 
@@ -111,6 +113,9 @@ def test_one_row_is_found_in_any_kind_of_range(
     equal = run_command(route, "verify")
     assert (equal.returncode, equal.stderr) == (0, ""), equal.stdout
     assert target_db.rows("SELECT count(*) FROM parapply.copies WHERE schema_name = 'state'") == [(0,)]
+    source_db.execute("CREATE PUBLICATION hollow")
+    nothing = run_command(replace(route, publication="hollow"), "verify")
+    assert (nothing.returncode, "hollow have no table to compare" in nothing.stderr) == (3, True), nothing
     sampled = run_command(route, "verify", "--sampled", "1")
     assert (sampled.returncode, "equal (of 4 only a sample)" in sampled.stdout) == (0, True), sampled.stdout
     target_db.execute("UPDATE numbers SET v = 'w'")
@@ -127,7 +132,7 @@ def test_one_row_is_found_in_any_kind_of_range(
     hashed = "b52340b4de4566b804c9880aa0b4af5f"
     assert found == {
         "few": [("missing", "1")],
-        "numbers": [("missing", "-10499"), ("different", "7"), ("extra", "900000")],
+        "numbers": [("missing", "-10499"), ("different", "7"), ("extra", "900000"), ("extra", None)],
         "texts": [("different", hashed)],
         "times": [("different", "2026-01-02 00:00:00+00"), ("missing", "2026-01-15 14:00:00+00")],
         "uuids": [("different", str(uuid.UUID(hashed)))],

@@ -53,6 +53,7 @@ _KEY_BYTES: Final = (32, 64)
 _SYNC_S: Final = 1.0
 _POSITION_S: Final = 10.0
 _DRAIN_BYTES: Final = 1 << 20
+_ANOTHER: Final = "it can be replayed; to capture more name another folder and another --kept-slot"
 
 
 class CaptureOptions(NamedTuple):
@@ -74,9 +75,14 @@ async def capture(config: Config, options: CaptureOptions) -> None:
         CaptureRefused: the folder is no capture of this slot, or is damaged.
         SourceRefused, SourceLost: the publisher cannot serve, or went away; whole blocks stay in the folder.
     """
-    found = look(options.folder) if names(options.folder) else None
-    key = _key(options, found)
     async with AsyncExitStack() as stack:
+        # Before the look: another capture that ends after it has reported more than was seen, and the publisher does
+        # not send that again.
+        writer = CaptureWriter(options.folder, options.limits)
+        stack.callback(writer.close)
+        found = look(options.folder) if names(options.folder) else None
+        failpoints.probe(failpoints.CAPTURE_LOOKED)
+        key = _key(options, found)
         source, name = config.source, _slot_name(options, found)
         conn = await slot.connect(source.login, application_name=f"parapply capture {name}")
         await stack.enter_async_context(conn)
@@ -87,8 +93,7 @@ async def capture(config: Config, options: CaptureOptions) -> None:
             decoding_memory_bytes=source.decoding_memory_bytes if is_less else 0,
         )  # fmt: skip
         stack.push_async_callback(reader.close)
-        run = _Run(config, options, conn, reader, key)
-        stack.callback(run.writer.close)
+        run = _Run(config, options, writer, conn, reader, key)
         open_xids = await (run.begin(name, facts) if found is None else run.go_on(found, facts))
         await run.record(stack, name, open_xids)
 
@@ -141,15 +146,16 @@ def _now_us() -> int:
 
 
 class _Run:
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  what a capture is made of
         self,
         config: Config,
         options: CaptureOptions,
+        writer: CaptureWriter,
         conn: slot.Connection,
         reader: slot.Connection,
         key: Permutation | None,
     ) -> None:
-        self.writer = CaptureWriter(options.folder, options.limits)
+        self.writer = writer
         self._config = config
         self._options = options
         self._conn = conn
@@ -197,7 +203,7 @@ class _Run:
         self._note(parse_lsn(str(row[1])))
 
     async def go_on(self, found: CaptureFound, facts: slot.SourceFacts) -> list[int]:
-        """Cut the folder's end off, and check that the slot can give all that comes behind it."""
+        """Check that the slot can give all that comes behind the folder's last whole place, and cut the rest off."""
         source = self._config.source
         if self._pgoutput(facts.server_version_num) != found.start.options:
             raise CaptureRefused(
@@ -205,33 +211,36 @@ class _Run:
                 hint="go on with the same publications, source.streaming, source.two_phase and source.origin",
             )
         await slot.check_publications(self._conn, source.publications)
-        open_xids = self.writer.go_on(found)
-        if not self.writer.end_lsn:
-            # Killed before the position was noted: no other session has read the slot.
-            if facts.slot is None:
-                await self._make_slot(found.start)
-                return open_xids
-            self._note(facts.slot.confirmed_flush_lsn or 0)
+        whole_lsn = found.places[found.last_between()].header.end_lsn
+        # Killed before the position was noted: no other session has read the slot.
+        if not whole_lsn and facts.slot is None:
+            open_xids = self.writer.go_on(found)
+            await self._make_slot(found.start)
+            return open_xids
+        if not whole_lsn and facts.slot is not None:
+            whole_lsn = facts.slot.confirmed_flush_lsn or 0
         known = refusals.KnownPosition(
             system_identifier=found.start.system_identifier, timeline=found.start.timeline,
-            low_lsn=self.writer.end_lsn, high_lsn=self.writer.end_lsn,
+            low_lsn=whole_lsn, high_lsn=whole_lsn,
         )  # fmt: skip
         try:
             await refusals.check(self._conn, facts, source.login, found.start.slot, known, two_phase=source.two_phase)
-            await self._check_history(found)
+            await self._check_history(found, whole_lsn)
         except SourceRefused as error:
             raise CaptureRefused(
                 f"{self._options.folder} cannot go on, and is whole up to {format_lsn(known.low_lsn)}: {error}",
-                hint="it can be replayed; to capture more name another folder and another --kept-slot",
+                hint=_ANOTHER,
             ) from error
+        open_xids = self.writer.go_on(found)
+        self._note(whole_lsn)
         return open_xids
 
-    async def _check_history(self, found: CaptureFound) -> None:
+    async def _check_history(self, found: CaptureFound, end_lsn: int) -> None:
         """Refuse a publisher that was put back to an older state, and has written since, where its slot is behind.
 
         The slot is read again, because the process that sent its stream before may have taken one more report.
         """
-        source, name, end_lsn = self._config.source, found.start.slot, self.writer.end_lsn
+        source, name = self._config.source, found.start.slot
         facts = await slot.read_slot(self._conn, name)
         slot_lsn = (facts.confirmed_flush_lsn if facts else None) or 0
         if slot_lsn >= end_lsn:
@@ -281,6 +290,10 @@ class _Run:
             await self._follow(stream, recorder)
             self._sync(stream, recorder, is_end=True)
             self.writer.write(BlockKind.END, encode(CaptureEnd(reason=self._reason)), time_us=_now_us())
+            if stream.gap_lsn is not None:
+                raise CaptureRefused(
+                    f"{self._options.folder} ends at {format_lsn(self.writer.end_lsn)}: {self._reason}", hint=_ANOTHER
+                )
         finally:
             click.echo(
                 f"captured {self._n_frames:,} messages up to {format_lsn(self.writer.end_lsn)}, "
@@ -312,11 +325,9 @@ class _Run:
             readable.clear()
             frames = stream.drain(_DRAIN_BYTES)
             if stream.gap_lsn is not None:
-                raise CaptureRefused(
-                    f"{self._options.folder} is whole up to {format_lsn(self.writer.end_lsn)}: a publication was"
-                    " missing for a time, and the slot gives no changes of that time",
-                    hint="it can be replayed; to capture more name another folder and another --kept-slot",
-                )
+                # None of these frames is taken: which of them came before is not known.
+                self._end("a publication was missing on the publisher, and changes of its tables were left out")
+                return
             if frames:
                 self._n_frames += len(frames)
                 await recorder.take(frames, _now_us())

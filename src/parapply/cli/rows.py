@@ -41,6 +41,12 @@ For a slot that was dropped or invalidated, or that a failover left behind. The 
 @click.option(
     "--whole", metavar="SCHEMA.TABLE", multiple=True, help="Empty this table and copy all of its rows; repeatable."
 )
+@click.option(
+    "--follow-unpublished",
+    "follows_unpublished",
+    is_flag=True,
+    help="Also delete and change rows where the publications leave out such changes.",
+)
 @click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="On each side.")
 def heal(**options: Any) -> int:
     """Replace a slot that is lost, and copy only what differs."""

@@ -29,6 +29,7 @@ import click
 from psycopg import sql
 
 from parapply import connect
+from parapply.amounts import few
 from parapply.commands import lifecycle
 from parapply.copy import sequences
 from parapply.copy.published import published_tables
@@ -41,12 +42,12 @@ from parapply.cutover.notes import CutoverNotes, Held, Undoing
 from parapply.cutover.poolers import Poolers
 from parapply.errors import ConfigError, LeaseHeld, ParapplyError, SlotBusy, SourceRefused, TargetRefused
 from parapply.model import covers, format_lsn
-from parapply.sequences import SequenceOptions
+from parapply.sequences import SequenceOptions, carry
 from parapply.source import refusals, slot
 from parapply.source.options import start_options
 from parapply.source.slot import read_rows, source_errors
 from parapply.state_mark import STATE_SCHEMAS_SQL
-from parapply.target.session import lease
+from parapply.target.session import lease, prepared
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state import cutovers
 from parapply.target.state import slots as state
@@ -54,24 +55,32 @@ from parapply.vocabulary import CutoverStep
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parapply.config import Config
     from parapply.cutover.meeting import Meeting
     from parapply.source.slot import Connection
 
 _INCOMPLETE: Final = 1
+_NOT_CARRIED: Final = "a sequence is missing on the target, or could not be set"
+_WITHOUT_SEQUENCES: Final = "make it there, or give --no-sequences and set them yourself"
 #: Seconds between two looks at a slot that is about to be left.
 _POLL_S: Final = 0.01
 #: Seconds until the process that sends the stream is ended: a daemon that is stopped (SIGSTOP) holds it.
 _PATIENCE_S: Final = 3.0
 
-# The messages Begin and Begin Prepare, with the LSN of the record of the commit or the PREPARE, and Insert, Update,
-# Delete, Truncate, with tables' OIDs. Transactions without a change of a published table send none.
+# The messages Begin and Begin Prepare, with the LSN of the record of the commit or the PREPARE; Commit Prepared and
+# Rollback Prepared; and Insert, Update, Delete, Truncate, with tables' OIDs. Transactions without a change of a
+# published table send none of the last four.
 _CHANGES: Final = """
 SELECT pg_catalog.get_byte(data, 0),
-       pg_catalog.substr(data, 2, CASE pg_catalog.get_byte(data, 0) WHEN 84 THEN pg_catalog.length(data) ELSE 8 END)
+       pg_catalog.substr(data, 2, CASE pg_catalog.chr(pg_catalog.get_byte(data, 0))
+           WHEN 'T' THEN pg_catalog.length(data) WHEN 'b' THEN 28 WHEN 'K' THEN 29 WHEN 'r' THEN 37 ELSE 8 END)
   FROM pg_catalog.pg_logical_slot_peek_binary_changes($1::name, NULL, NULL, VARIADIC $2::text[])
- WHERE pg_catalog.get_byte(data, 0) IN (66, 98, 73, 85, 68, 84)"""
-_BEGIN, _BEGIN_PREPARE, _TRUNCATE = b"BbT"
+ WHERE pg_catalog.strpos('BbKrIUDT', pg_catalog.chr(pg_catalog.get_byte(data, 0))) > 0"""
+_BEGIN, _BEGIN_PREPARE, _COMMIT_PREPARED, _ROLLBACK_PREPARED, _TRUNCATE = b"BbKrT"
+#: Places of LSNs in them: of the record of the commit or the PREPARE; of the end of Rollback Prepared.
+_LSN, _DECIDED_LSN, _ROLLED_BACK_LSN = slice(8), slice(1, 9), slice(9, 17)
 # A publication FOR ALL TABLES also has the state of the way back, which the cut-over itself writes there.
 _OWN: Final = f"""
 SELECT c.oid::bigint FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -114,15 +123,36 @@ async def late_count(source: Connection, config: Config, low_lsn: int) -> int:
     with source_errors("reading what came after the fence"):
         changes = await read_rows(source, _CHANGES, [config.source.slot, words])
         own = {oid for (oid,) in await read_rows(source, _OWN, list(QUEUE))}
-    late: set[int] = set()
-    commit_lsn = 0
+    return len(_late(changes, low_lsn, own))
+
+
+def _late(changes: Sequence[tuple[int, bytes]], low_lsn: int, own: set[int]) -> set[tuple[int, int]]:
+    """Return LSN and xid of what came late; the xid is 0 of what was not prepared."""
+    late: set[tuple[int, int]] = set()
+    #: Prepared at or behind the watermark, by xid.
+    prepared_late: dict[int, tuple[int, int]] = {}
+    place = (0, 0)
     for kind, data in changes:
-        if kind in {_BEGIN, _BEGIN_PREPARE}:
-            commit_lsn = int.from_bytes(bytes(data))
+        if kind == _BEGIN:
+            place = (int.from_bytes(data[_LSN]), 0)
+        elif kind == _BEGIN_PREPARE:
+            place = (int.from_bytes(data[_LSN]), int.from_bytes(data[24:28]))
+            if place[0] >= low_lsn:
+                prepared_late[place[1]] = place
+        elif kind in {_COMMIT_PREPARED, _ROLLBACK_PREPARED}:
+            is_commit = kind == _COMMIT_PREPARED
+            xid = int.from_bytes(data[25:29] if is_commit else data[33:37])
+            decided_lsn = int.from_bytes(data[_DECIDED_LSN if is_commit else _ROLLED_BACK_LSN])
+            if xid in prepared_late:
+                late -= set() if is_commit else {prepared_late[xid]}
+                del prepared_late[xid]
+            elif decided_lsn >= low_lsn + (not is_commit):
+                # Prepared before, and applied so: nothing decides it on the target.
+                late.add((decided_lsn, xid))
         # A transaction that ends at the watermark has its commit record before it.
-        elif commit_lsn >= low_lsn and not own.issuperset(_tables(kind, bytes(data))):
-            late.add(commit_lsn)
-    return len(late)
+        elif place[0] >= low_lsn and not own.issuperset(_tables(kind, data)):
+            late.add(place)
+    return late
 
 
 def _tables(kind: int, data: bytes) -> list[int]:
@@ -201,9 +231,10 @@ class _Cutover:
         self._notes = CutoverNotes(pair, row)
         self._look = CutoverLook(pair, options)
         self._deadline_s = time.monotonic() + options.timeout_s
-        #: By this call: the daemon was stopped; writers were let in.
+        #: By this call the daemon was stopped.
         self._has_stopped = False
-        self._has_opened = False
+        #: Transactions that had come late when writers were let in; None: not by this call.
+        self._n_late: int | None = None
         self._comparison = CutoverComparison(pair.forward, options.verify, options.timeout_s, self._look.warn)
         self._writers = ClientSessions(pair.ahead.source, self._look, options.fence_command)
         self._poolers = Poolers(pair, row.poolers if row is not None else (), self._look.warn)
@@ -244,7 +275,7 @@ class _Cutover:
                 click.echo("nothing was changed (--dry-run)")
                 return 0
             return await self._steps()
-        except ParapplyError:
+        except Exception:
             self._meeting.fail(self._name)
             await self.undoing.after_failure(has_stopped=self._has_stopped)
             raise
@@ -397,10 +428,7 @@ class _Cutover:
             self._notes.say(CutoverStep.SEQUENCES, "left out (--no-sequences)")
             return
         if await sequences.bring(self._forward, SequenceOptions(), ends=self._ahead):
-            raise ParapplyError(
-                "a sequence is missing on the target, or could not be set; see above",
-                hint="make it there, or give --no-sequences and set them yourself",
-            )
+            raise ParapplyError(f"{_NOT_CARRIED}; see above", hint=_WITHOUT_SEQUENCES)
         self._notes.say(CutoverStep.SEQUENCES, "brought")
 
     async def _stop(self) -> None:
@@ -411,6 +439,12 @@ class _Cutover:
         await lease.take_lease(ahead.target, self._slot_id, self._forward.target.lease_wait_s, takeover=True)
         await lease.fence(ahead.target, self._slot_id, lambda _sessions: None)
         self._has_stopped = True
+        if self._options.with_sequences:
+            # The daemon also carries them, and may have begun to set older values before that step.
+            left = [one for one in await carry(ahead, SequenceOptions()) if not one.is_carried]
+            if left:
+                names = few([f"{one.schema_name}.{one.sequence_name}" for one in left])
+                raise ParapplyError(f"{_NOT_CARRIED}: {names}", hint=_WITHOUT_SEQUENCES)
         found = await state.load(ahead.target, self._schema, name, (await self._facts()).system_identifier)
         fence_lsn = self._notes.row.fence_lsn
         if found is None or fence_lsn is None or not covers(found.low_lsn, fence_lsn):
@@ -422,11 +456,17 @@ class _Cutover:
         deadline_s = time.monotonic() + self._forward.target.lease_wait_s
         await wait_until_unread(ahead.source, name, deadline_s)
         await self._writers.end_others(deadline_s)
-        if n_late := await late_count(ahead.source, self._forward, found.low_lsn):
+        n_late = await late_count(ahead.source, self._forward, found.low_lsn)
+        # What was prepared behind the fence, and applied so, would be committed on the old source only.
+        held = await fence.prepared(ahead.source)
+        held += [gid for gid, _ in (await prepared.pending(ahead.target, self._schema, self._slot_id)).values()]
+        if n_late or held:
             await self._back_to_draining()
+            what = f"{n_late} transactions were committed" if n_late else f"transactions were prepared ({few(held)})"
             raise SourceRefused(
-                f"{n_late} transactions were committed on the source after the fence: a session writes in spite of it",
-                hint="end it, start the daemon, and give the same command again; --undo lets all writers in again",
+                f"{what} on the source after the fence: a session writes in spite of it",
+                hint="end it and what it has prepared, start the daemon, and give the same command again; --undo lets"
+                " all writers in again",
             )
         self._notes.say(CutoverStep.STOPPING, "the daemon is stopped, and nothing was committed after the fence")
 
@@ -459,8 +499,10 @@ class _Cutover:
         await self._notes.opened()
         async with self._meeting.at_poolers:
             await self._poolers.resume()
+        await self._notes.took_over()
+        # Before the way back may begin: what that applies to the old source looks like late writes.
+        self._n_late = await self._count_late()
         await self._notes.enter(CutoverStep.ENDING)
-        self._has_opened = True
         gap_s = self._notes.row.gap_s or 0.0
         self._notes.say(CutoverStep.OPENING, f"the target takes over; no client could write for {gap_s:.3f} s")
 
@@ -469,23 +511,22 @@ class _Cutover:
         await self._hooks.reach("before_ending")
         facts = await self._facts()
         if facts.slot is not None:
-            found = await state.load(ahead.target, self._schema, name, facts.system_identifier)
-            is_known = self._has_opened or await self._is_old_source_still()
-            if not is_known:
-                click.echo(
-                    "parapply: the way back runs already, so whether a session wrote on the source after the target"
-                    " took over is not known. Hint: `parapply verify` with the configuration of the way back",
-                    err=True,
-                )
-            if (
-                is_known
-                and found is not None
-                and (n_late := await late_count(ahead.source, self._forward, found.low_lsn))
-            ):
+            n_late: int | None = await self._count_late()
+            if n_late and not await self._is_old_source_still():
+                n_late = self._n_late
+            if n_late:
                 click.echo(
                     f"parapply: {n_late} transactions were committed on the source after the target took over; they are"
                     f" on the source only. Hint: slot {name!r} is left, and has them; bring them by hand, and then"
                     " `parapply drop`",
+                    err=True,
+                )
+                return _INCOMPLETE
+            if n_late is None:
+                click.echo(
+                    "parapply: the way back writes on the source, so whether a session also did after the target took"
+                    f" over is not known. Hint: slot {name!r} is left, and has it; `parapply verify` with the"
+                    " configuration of the way back compares, and then `parapply drop`",
                     err=True,
                 )
                 return _INCOMPLETE
@@ -495,10 +536,17 @@ class _Cutover:
         self._say_end()
         return 0
 
+    async def _count_late(self) -> int:
+        facts = await self._facts()
+        found = await state.load(self._ahead.target, self._schema, self._forward.source.slot, facts.system_identifier)
+        if found is None or facts.slot is None:
+            return 0
+        return await late_count(self._ahead.source, self._forward, found.low_lsn)
+
     async def _is_old_source_still(self) -> bool:
         """Return whether the way back has written nothing there yet; its changes there would look like late writes."""
         found = await way_back.state_of(self._back, self._reverse)
-        return found is not None and found.low_lsn == self._notes.row.takeover_lsn
+        return found is not None and found.high_lsn == self._notes.row.takeover_lsn
 
     def _say_end(self) -> None:
         if self._options.hint:

@@ -139,10 +139,13 @@ class CutoverLook:
     def _of_copies(self, copied: copies.Copies, low_lsn: int) -> Iterator[ParapplyError]:
         # One that is dropped since, or no more published, is of no concern.
         names = {each for table in self._tables for each in (table.full_name, *_leaves(table))}
+        # A row keeps the name that a table had before it was renamed.
+        oids = {table.oid for table in self._tables}
         lacking = [
             ".".join(row.name)
             for row in copied.tables
-            if row.name in names and (row.state != CopyState.COPIED or (row.start_lsn or 0) > low_lsn)
+            if (row.name in names or row.source_oid in oids)
+            and (row.state != CopyState.COPIED or (row.start_lsn or 0) > low_lsn)
         ]
         if lacking:
             yield TargetRefused(
@@ -277,9 +280,15 @@ class CutoverLook:
         missing = await way_back.missing_publications(back.source, reverse.source.publications)
         if not missing:
             try:
-                await way_back.check_covers(back.source, reverse, self._tables, is_made=has_made)
+                in_leaves = await way_back.check_covers(back.source, reverse, self._tables, is_made=has_made)
             except SourceRefused as error:
                 yield error
+            else:
+                if in_leaves:
+                    self.warn(
+                        f"the publication of the way back names only partitions of {few(in_leaves)}: of one that is"
+                        " made later nothing comes back"
+                    )
         elif len(reverse.source.publications) > 1:
             yield SourceRefused(f"no publications {', '.join(missing)} on the target", hint="make them, or name one")
         if without := await way_back.without_identity(self._ahead, self._tables):

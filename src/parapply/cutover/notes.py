@@ -98,6 +98,10 @@ class CutoverNotes:
         """Note that nothing keeps writers from the target any longer."""
         await cutovers.note_opened(self._target, self._schema, self._slot_id)
 
+    async def took_over(self) -> None:
+        """Note the end of the time in which no client could write."""
+        await cutovers.note_takeover(self._target, self._schema, self._slot_id)
+
     async def unfenced(self) -> None:
         """Note that writers were let in on the source again."""
         # Before that is certain: an error from here on must not say that they wait.
@@ -187,12 +191,13 @@ class Undoing:
             return
         try:
             await self._take_back()
-        except ParapplyError as error:
+        except Exception as error:  # noqa: BLE001  clients wait, and must be told how they come in again
             now = self._notes.found
             fenced = "; until then no client can write" if now is not None and now.fenced_s else ""
             held = f"; clients wait at the poolers: {self._poolers.are_held}" if self._poolers.are_held else ""
+            why = error.line() if isinstance(error, ParapplyError) else f"{type(error).__name__}: {error}"
             click.echo(
-                f"parapply: taking it back also failed: {redact_text(error.line())}\n"
+                f"parapply: taking it back also failed: {redact_text(why)}\n"
                 f"the same command with --undo takes it back{fenced}{held}",
                 err=True,
             )

@@ -65,6 +65,20 @@ SELECT DISTINCT w.schema_name || '.' || w.table_name
  ORDER BY 1"""
 
 
+_NAMED_ROOTS: Final = """
+SELECT n.nspname::text, c.relname::text
+  FROM unnest($2::text[], $3::text[]) AS w(schema_name, table_name)
+  JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.schema_name
+  JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name AND c.relkind = 'p'
+  JOIN LATERAL pg_catalog.pg_partition_ancestors(c.oid) AS a ON true
+  JOIN pg_catalog.pg_class AS above ON above.oid = a.relid
+  JOIN pg_catalog.pg_publication AS p ON p.pubname = ANY ($1::text[])
+ WHERE p.puballtables OR EXISTS (SELECT FROM pg_catalog.pg_publication_rel AS r
+                                  WHERE r.prpubid = p.oid AND r.prrelid = above.oid)
+    OR EXISTS (SELECT FROM pg_catalog.pg_publication_namespace AS s
+                WHERE s.pnpubid = p.oid AND s.pnnspid = above.relnamespace)"""
+
+
 _IN_PART: Final = """
 SELECT DISTINCT n.nspname || '.' || c.relname
   FROM pg_catalog.pg_publication AS p JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid
@@ -107,7 +121,7 @@ async def without_identity(ends: Connections, tables: Sequence[PublishedTable]) 
 
 async def check_covers(
     conn: slot.Connection, config: Config, tables: Sequence[PublishedTable], *, is_made: bool
-) -> None:
+) -> list[str]:
     """Refuse publications of the way back that leave out a table, rows, columns or an operation: they would be lost.
 
     Args:
@@ -115,6 +129,9 @@ async def check_covers(
         config: of the way back.
         tables: that the stream publishes.
         is_made: the cut-over has made the publication, and drops it when everything is taken back.
+
+    Returns:
+        Partitioned tables of which only the partitions are published, so that one that is made later would be left out.
 
     Raises:
         SourceRefused: they do.
@@ -128,7 +145,14 @@ async def check_covers(
         )
     there = set(await slot.published_tables(conn, config.source.publications))
     leaves = {table: {(leaf.schema, leaf.name) for leaf in table.leaves} for table in tables}
-    missing = [table for table in tables if table.full_name not in there and not leaves[table] <= there]
+    unnamed = [table for table in tables if table.full_name not in there]
+    if unnamed:
+        # Without publish_via_partition_root a root that is named shows as its leaves, of which it may have none.
+        names = [[table.schema for table in unnamed], [table.name for table in unnamed]]
+        with source_errors("reading the publications"):
+            roots = set(await read_rows(conn, _NAMED_ROOTS, [list(config.source.publications), *names]))
+        unnamed = [table for table in unnamed if table.full_name not in roots]
+    missing = [table for table in unnamed if not leaves[table] or not leaves[table] <= there]
     if missing:
         named = shown_list([table.full_name for table in missing])
         raise SourceRefused(
@@ -144,6 +168,7 @@ async def check_covers(
             f"the publication of the way back has a row filter or a column list for {few(in_part)}",
             hint="name the tables there without them, on the target: what they leave out would be lost on the way back",
         )
+    return [table.text for table in unnamed]
 
 
 async def make_publication(conn: Connection, config: Config, tables: Sequence[PublishedTable]) -> None:

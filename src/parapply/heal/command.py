@@ -43,6 +43,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import connect, continuity, failpoints, sharing
+from parapply.amounts import few
 from parapply.config import HEAL_LIMIT_ROWS
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
@@ -74,6 +75,10 @@ if TYPE_CHECKING:
 _FOLLOW_S: Final = 60.0
 _POLL_S: Final = 0.1
 _DIFFERENT: Final = 1
+_UNPUBLISHED_HINT: Final = (
+    "`parapply heal --dry-run` shows how many; --follow-unpublished makes the tables equal all the same, and without it"
+    " `parapply drop` and `parapply init` begin a slot that brings what is published from then on"
+)
 _PUBLISHED_LATER: Final = "published while the slot was lost, and the target's table holds rows"
 
 
@@ -84,6 +89,7 @@ class HealOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_by_daemon: bool = False
     max_rows: int = HEAL_LIMIT_ROWS
     whole: tuple[str, ...] = ()  # schema.table: emptied and copied
+    follows_unpublished: bool = False  # also updates, deletes and truncates that no publication brings
     connections: int = 4  # on each side
 
 
@@ -129,6 +135,11 @@ async def heal(config: Config, options: HealOptions) -> int:
                 " a table again",
             )
         click.echo(printable(str(run.lost)))
+        if (kept := run.found.kept) and not options.follows_unpublished:
+            refused = SourceRefused(kept, hint=_UNPUBLISHED_HINT)
+            if not options.is_dry:
+                raise refused
+            click.echo(f"warning: {refused.line()}", err=True)
         outcome = await run.heal(await run.tables())
     if options.is_dry:
         return _DIFFERENT if outcome.n_different else 0
@@ -173,7 +184,15 @@ async def begin(
             unproved = await connect.check_history(config, ends.source, facts.server_version_num, again)
     except SlotLost as error:
         lost = error
-    return HealRun(config, options, ends, voice, SlotFound(found.slot_id, facts, known, lost, unproved))
+    kept = await _kept_rows(ends.source, config.source.publications)
+    return HealRun(config, options, ends, voice, SlotFound(found.slot_id, facts, known, lost, unproved, kept))
+
+
+async def _kept_rows(source: slot.Connection, publications: Sequence[str]) -> str:
+    """Return which rows the target keeps on purpose, as an archive does, for a sentence; or empty."""
+    in_part = await slot.published_in_part(source, publications)
+    names = few([f"{schema}.{table} ({', '.join(left)})" for schema, table, left in in_part])
+    return f"changes that are not published would be made here too, and rows deleted: {names}" if names else ""
 
 
 async def _own(config: Config, ends: connect.Connections, slot_id: int, wait_s: float) -> None:
@@ -195,6 +214,7 @@ class SlotFound(NamedTuple):
     known: KnownPosition | None
     lost: SlotLost | None  # why it is; None: it gives all that the target lacks
     unproved: str = ""  # why that is not proved of a publisher that may have been put back
+    kept: str = ""  # which rows the target keeps on purpose
 
 
 class HealRun:

@@ -45,6 +45,7 @@ class HealPlan(msgspec.Struct, frozen=True, kw_only=True):
     types: Mapping[str, int]  # of the target's columns, by name
     why_whole: str = ""  # it is emptied and copied; empty: it is not
     source_rows: int | None = None  # None: not counted
+    target_rows: int | None = None
     ranges: tuple[int, ...] = ()  # that differ
     #: Rows and sums of these ranges, as both ends had them.
     here: Summary = {}
@@ -67,6 +68,15 @@ class HealPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Return how many rows are written or deleted, about where the table is copied whole."""
         if not self.why_whole:
             return len(self.found)
+        return max(self._rows_there, self._rows_here)
+
+    @property
+    def _rows_there(self) -> int:
+        estimated = sum(leaf.estimated_rows for leaf in self.compared.target_leaves)
+        return estimated if self.target_rows is None else self.target_rows
+
+    @property
+    def _rows_here(self) -> int:
         estimated = sum(leaf.estimated_rows for leaf in self.table.leaves)
         return estimated if self.source_rows is None else self.source_rows
 
@@ -81,7 +91,8 @@ class HealPlan(msgspec.Struct, frozen=True, kw_only=True):
             return f"{name}: equal, {self.source_rows or 0:,} rows"
         if self.why_whole:
             about = "about " if self.source_rows is None else ""
-            return f"{name}: emptied, and all rows copied ({about}{self.n_rows:,}): {self.why_whole}"
+            numbers = f"emptied of {about}{self._rows_there:,} rows, and all rows copied ({about}{self._rows_here:,})"
+            return f"{name}: {numbers}: {self.why_whole}"
         counts = Counter(one.kind for one in self.found)
         n_ranges = max(self.compared.ranges.count, len(self.compared.ranges.bounds) + 1)
         return (
@@ -151,6 +162,7 @@ class TableComparison:
             compared=compared,
             types=types,
             source_rows=sum(rows for rows, _ in here.values()),
+            target_rows=sum(rows for rows, _ in there.values()),
             ranges=ranges,
             here=only(here, ranges),
             there=only(there, ranges),

@@ -20,6 +20,7 @@ from psycopg.errors import InsufficientPrivilege
 
 from parapply import connect, failpoints
 from parapply import init as beginning
+from parapply.amounts import few
 from parapply.copy import command as copying
 from parapply.copy import schema as schemas
 from parapply.copy import sequences
@@ -225,7 +226,10 @@ class _Run:
             tables = await published_tables(self._ends.source, self._config.source.publications, self._config.mapping)
         sight = await self._see(tables)
         refused = look.refusals(self._ends, sight, self._choice, has_roles=self._options.has_roles)
-        connect.raise_all([error async for error in refused])
+        errors = [error async for error in refused]
+        if is_first and self._choice.large_objects == "copy":
+            errors = [*await rest.large_objects_of_others(self._ends.target), *errors]
+        connect.raise_all(errors)
         if unset := await look.settings_left(self._ends.target, sight):
             names = ", ".join(unset)
             click.echo(printable(f"not brought over: settings of the database (ALTER DATABASE ... SET): {names}"))
@@ -504,17 +508,21 @@ class _Run:
     async def _large_objects(self) -> str:
         if self._choice.large_objects != "copy" and self._options.only is not MigrationStep.LARGE_OBJECTS:
             return "left out" if self._choice.large_objects == "skip" else "none"
+        if _OBJECTS_ITEM not in await migrations.items(self._ends.target, self._migration):
+            connect.raise_all(await rest.large_objects_of_others(self._ends.target))
+            await migrations.add_item(self._ends.target, self._migration, _OBJECTS_ITEM)
         choice, n_there = self._choice, (await self._sight()).n_large_objects
         with self._screen.counting(MigrationStep.LARGE_OBJECTS, n_there, "objects") as counter:
             async with self._access.lane():
-                n_objects = await rest.large_objects(
+                n_objects, removed = await rest.large_objects(
                     self._ends,
                     counter,
                     self._access.limit,
                     has_owners=choice.has_owners,
                     has_privileges=choice.has_privileges,
                 )
-        return f"{n_objects:,} as they are now: later changes do not follow"
+        gone = f", {len(removed):,} that only the target had removed: {few([*map(str, removed)])}" if removed else ""
+        return f"{n_objects:,} as they are now: later changes do not follow{gone}"
 
     async def _unlogged(self) -> str:
         if self._choice.unlogged != "copy" and self._options.only is not MigrationStep.UNLOGGED:
@@ -581,3 +589,5 @@ class _Run:
 
 #: Named in the state as the schema that is made before the rows.
 _SCHEMA_ITEM: Final = "schema before the rows"
+#: The same for large objects from then on, all of which are the publisher's.
+_OBJECTS_ITEM: Final = "large objects"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import sql
 
+from parapply.amounts import few
 from parapply.connect import open_target
 from parapply.copy.pump import pump
 from parapply.copy.tables import still_acting
@@ -41,8 +42,11 @@ _AT_ONCE: Final = 16
 
 async def large_objects(
     ends: Connections, counter: Counter, limit: RateLimit, *, has_owners: bool, has_privileges: bool
-) -> int:
-    """Copy all large objects, under their numbers, and return how many; objects that only the target has are removed.
+) -> tuple[int, list[int]]:
+    """Copy all large objects, under their numbers; objects that only the target has are removed.
+
+    Returns:
+        How many were copied, and the numbers of those that were removed.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: those that are complete stay.
@@ -54,7 +58,8 @@ async def large_objects(
         found = await read_rows(ends.source, listed)
     with target_errors("reading the large objects"):
         there = {oid for (oid,) in await rows(ends.target, _THERE)}
-        for oid in sorted(there - {oid for oid, _ in found}):
+        removed = sorted(there - {oid for oid, _ in found})
+        for oid in removed:
             await rows(ends.target, sql.SQL("SELECT pg_catalog.lo_unlink($1::oid)"), [oid])
     counter.total = len(found)
     first = "SELECT oid::bigint, pg_catalog.lo_get(oid, 0, $2::int) FROM unnest($1::oid[]) AS w(oid)"
@@ -69,10 +74,28 @@ async def large_objects(
             if has_privileges:
                 await _grants(ends, oid)
             counter.add(f"large object {oid}", len(data))
-    return len(found)
+    return len(found), removed
 
 
-_THERE: Final = sql.SQL("SELECT oid::bigint FROM pg_catalog.pg_largeobject_metadata")
+_THERE: Final = sql.SQL("SELECT oid::bigint FROM pg_catalog.pg_largeobject_metadata ORDER BY 1")
+
+
+async def large_objects_of_others(target: Connection) -> list[TargetRefused]:
+    """Return why large objects cannot be copied to a target to which none was copied yet: an error, or none.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    with target_errors("reading the large objects"):
+        there = [str(oid) for (oid,) in await rows(target, _THERE)]
+    if not there:
+        return []
+    return [
+        TargetRefused(
+            f"target: it has large objects of its own, which the publisher's would replace: {few(there)}",
+            hint="lo_unlink them there, or leave the publisher's out with --large-objects skip",
+        )
+    ]
 
 
 async def _object(ends: Connections, oid: int, data: bytes, limit: RateLimit, *, is_there: bool) -> None:

@@ -215,16 +215,16 @@ async def marks(conn: Connection, publications: Sequence[str]) -> dict[int, str]
     return await published(conn, publications, None)
 
 
-async def check_untouched(conn: Connection, oids: Collection[int], started: str | None) -> list[TargetRefused]:
+async def check_untouched(conn: Connection, oids: Collection[int]) -> list[TargetRefused]:
     """Return why rows may have been written since the recovery: an error, or none.
 
     The server counts the rows that sessions write, and not those that recovery brings. It begins with zeros unless its
-    files came from a server that was shut down: then it has the publisher's counts, and nothing can be seen.
+    files came from a server that was shut down: then it has the publisher's counts (`counts_since`), and nothing can be
+    seen.
 
     Args:
         conn: session on the copy.
         oids: the published tables.
-        started: since when the publisher counts, as the copy does if it has the publisher's counts.
 
     Raises:
         TargetLost: the connection broke.
@@ -236,8 +236,6 @@ async def check_untouched(conn: Connection, oids: Collection[int], started: str 
         f" AND t.schemaname NOT IN (SELECT schema_name FROM {STATE_SCHEMAS_SQL} AS own) ORDER BY 1"
     )
     with target_errors("looking for rows written here"):
-        if started is not None and await counts_since(conn) == started:
-            return []
         written = [str(name) for (name,) in await rows(conn, query, [list(oids)])]
     if not written:
         return []
@@ -251,7 +249,7 @@ async def check_untouched(conn: Connection, oids: Collection[int], started: str 
 
 
 async def counts_since(conn: Connection) -> str | None:
-    """Return since when a server counts, as text; None: it does not say."""
+    """Return since when a server counts, as text; None: it does not say. The caller turns errors into ours."""
     query = sql.SQL("SELECT stats_reset::text FROM pg_catalog.pg_stat_bgwriter")
     ((since,),) = await rows(conn, query)
     return None if since is None else str(since)

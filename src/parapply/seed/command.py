@@ -214,7 +214,15 @@ class _Run:
         if WRITES not in self._options.despite:
             with slot.source_errors("asking since when it counts"):
                 since = await came_along.counts_since(ends.source)
-            refused += await came_along.check_untouched(ends.target, self._marks, since)
+            with settings.target_errors("asking since when it counts"):
+                has_others = since is not None and await came_along.counts_since(ends.target) == since
+            if has_others:
+                click.echo(
+                    "target: sessions that have written here since the copy's recovery ended cannot be seen: its counts"
+                    " are the publisher's"
+                )
+            else:
+                refused += await came_along.check_untouched(ends.target, self._marks)
         connect.raise_all(refused)
         await look_first(config, None, ends, self.facts, self._options.despite)
         for line in [*await came_along.notes(ends.target), *await self._standby_slot()]:

@@ -458,6 +458,35 @@ async def check_publications(conn: Connection, names: Sequence[str]) -> frozense
     return frozenset([kind for name in names for kind, flag in zip(_OPERATIONS, present[name], strict=True) if flag])
 
 
+async def published_in_part(conn: Connection, names: Sequence[str]) -> list[tuple[str, str, list[str]]]:
+    """Return (schema, table, operations) of tables some of whose updates, deletes or truncates no publication brings.
+
+    Raises:
+        SourceLost: the connection broke.
+    """
+    # The view takes long for each table, and is read only where a publication leaves something out.
+    query: LiteralString = """
+        SELECT t.schemaname, t.tablename,
+               pg_catalog.array_remove(ARRAY[
+                   CASE WHEN NOT pg_catalog.bool_or(p.pubupdate) THEN 'update' END,
+                   CASE WHEN NOT pg_catalog.bool_or(p.pubdelete) THEN 'delete' END,
+                   CASE WHEN NOT pg_catalog.bool_or(p.pubtruncate) THEN 'truncate' END], NULL) AS left_out
+          FROM pg_catalog.pg_publication_tables AS t JOIN pg_catalog.pg_publication AS p ON p.pubname = t.pubname
+         WHERE t.pubname = ANY ($1::text[])
+         GROUP BY 1, 2 HAVING NOT (pg_catalog.bool_or(p.pubupdate) AND pg_catalog.bool_or(p.pubdelete)
+                                   AND pg_catalog.bool_or(p.pubtruncate))
+         ORDER BY 1, 2"""
+    flags: LiteralString = (
+        "SELECT FROM pg_catalog.pg_publication WHERE pubname = ANY ($1::text[])"
+        " AND NOT (pubupdate AND pubdelete AND pubtruncate) LIMIT 1"
+    )
+    with source_errors("reading the published tables"):
+        if not await read_rows(conn, flags, [list(names)]):
+            return []
+        found = await read_rows(conn, query, [list(names)])
+    return [(str(schema), str(table), list(left)) for schema, table, left in found]
+
+
 async def published_tables(conn: Connection, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return (schema, table) of everything in the publications, sorted; raise SourceLost if the connection broke."""
     query: LiteralString = (

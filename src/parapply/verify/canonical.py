@@ -115,7 +115,8 @@ def key_range(table: PublishedTable, ranges: Ranges) -> sql.Composed:
     """Return the expression for the number of the range a row is in."""
     if ranges.bounds:
         array = "{" + ",".join(f'"{bound}"' for bound in ranges.bounds) + "}"
-        return sql.SQL("pg_catalog.width_bucket({}::{type}, {}::{type}[])").format(
+        # A key that the target does not hold to be NOT NULL: such rows are in the first range.
+        return sql.SQL("COALESCE(pg_catalog.width_bucket({}::{type}, {}::{type}[]), 0)").format(
             sql.Identifier(ranges.column), sql.Literal(array), type=sql.Identifier("pg_catalog", ranges.type_name)
         )
     if ranges.count == 1:
@@ -172,10 +173,11 @@ def _between(ranges: Ranges, number: int) -> sql.Composed:
     bounds = ranges.bounds
     least, largest = _ENDS[ranges.type_name]
     is_last = number == len(bounds)
-    return sql.SQL("({column} >= {begin}::{type} AND {column} {before} {end}::{type})").format(
+    return sql.SQL("({column} >= {begin}::{type} AND {column} {before} {end}::{type}{null})").format(
         column=column,
         type=type_name,
         begin=sql.Literal(bounds[number - 1] if number else least),
         before=sql.SQL("<=" if is_last else "<"),
         end=sql.Literal(largest if is_last else bounds[number]),
+        null=sql.SQL("" if number else " OR {} IS NULL").format(column),
     )

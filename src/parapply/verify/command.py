@@ -133,6 +133,11 @@ async def verify(config: Config, options: VerifyOptions) -> int:
         ParapplyError: the publisher gave no snapshot in time.
     """
     found = await comparison(config, options)
+    if not found.verdicts:
+        raise SourceRefused(
+            f"the publications {', '.join(config.source.publications)} have no table to compare",
+            hint="ALTER PUBLICATION ... ADD TABLE on the publisher, or correct source.publications",
+        )
     _print(options, found)
     return 0 if found.is_equal else _DIFFERENT
 

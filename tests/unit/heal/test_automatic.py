@@ -56,6 +56,12 @@ def test_another_timeline_is_left_to_the_operator() -> None:
     assert "is on timeline 3, and the target has applied timeline 2" in _why(timeline=3)
 
 
+def test_rows_that_the_target_keeps_on_purpose_are_left_to_the_operator() -> None:
+    """An archive has rows that the publisher has deleted, and no publication brings that."""
+    found = SlotFound(1, _FACTS, _KNOWN, SlotGone("lost"), kept="public.evt (delete)")
+    assert why_not(found, _NOTES) == "public.evt (delete)"
+
+
 def test_a_heal_that_was_begun_goes_on_where_the_publisher_is_no_older() -> None:
     """The watermark is gone by then; the place of the publisher at its begin stands for it."""
     notes = _NOTES._replace(heal_lsn=150)

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 #: First keys of our advisory locks. The daemon's: "para" in ASCII, so that other users of such locks do not clash.
 LOCK_CLASS = 0x70617261
 #: Keys of the command that copies tables, of the publisher's commands that run outside of transactions, of the cut-over
-#: ("cuto"). The slot is the second key of each.
+#: ("cuto"). The slot is the second key of each; who carries sequences has none.
 COPY_LOCK_CLASS: Final = LOCK_CLASS + 1
 LATER_LOCK_CLASS: Final = LOCK_CLASS + 2
+SEQUENCES_LOCK_CLASS: Final = LOCK_CLASS + 3
 CUTOVER_LOCK_CLASS: Final = 0x6375746F
 
 #: Seconds between two tries: a lock freed at the first is noticed soon, a long wait costs few queries.

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 _DAEMON_STOPS: Final = CutoverStep.STOPPING
 #: No table is copied from here on, because the target is compared, and then opened, as it is.
 COPIES_STOP: Final = CutoverStep.FENCING
-#: No daemon applies the slot of the way back before this step: the stream ahead runs, and rows would go round.
-BACK_BEGINS: Final = CutoverStep.OPENING
+#: No daemon applies the slot of the way back before this step: the stream ahead runs, and rows would go round; or what
+#: it applies would look like late writes.
+BACK_BEGINS: Final = CutoverStep.ENDING
 #: Rights of every role while a cut-over is under way, because the role that reads the way back has no other right here.
 _READ_BY_ALL: Final = "USAGE ON SCHEMA {s}", "SELECT (step, reverse_slot) ON {s}.cutovers"
 
@@ -161,7 +162,7 @@ async def enter(  # noqa: PLR0913  what a step leaves
     fence_lsn: int | None = None,
     takeover_lsn: int | None = None,
 ) -> None:
-    """Note the step that begins now; the times of the fence and of its end are taken with their steps.
+    """Note the step that begins now; the time of the fence is taken with its step.
 
     Raises:
         TargetRefused: the row is gone.
@@ -173,8 +174,7 @@ async def enter(  # noqa: PLR0913  what a step leaves
         # Back to draining: what the daemon applies then must not be sent back, so the way back begins later.
         " takeover_lsn = CASE $2 WHEN 'draining' THEN NULL ELSE COALESCE($4::pg_lsn, takeover_lsn) END,"
         " fenced_at = CASE $2 WHEN 'fencing' THEN COALESCE(fenced_at, pg_catalog.clock_timestamp())"
-        " WHEN 'preparing' THEN NULL ELSE fenced_at END,"
-        " opened_at = CASE $2 WHEN 'ending' THEN pg_catalog.clock_timestamp() ELSE opened_at END"
+        " WHEN 'preparing' THEN NULL ELSE fenced_at END"
         " WHERE slot_id = $1::int RETURNING step",
         schema,
     )
@@ -212,6 +212,14 @@ async def note_opened(conn: Connection, schema: str, slot_id: int) -> None:
     """Note that nothing keeps writers from the target any longer."""
     query = "UPDATE {s}.cutovers SET opens = '' WHERE slot_id = $1::int"
     await state_rows(conn, schema, "noting that the fence was lifted", query, [slot_id])
+
+
+async def note_takeover(conn: Connection, schema: str, slot_id: int) -> None:
+    """Note that writers may write here from now on; the first time is taken."""
+    query = (
+        "UPDATE {s}.cutovers SET opened_at = COALESCE(opened_at, pg_catalog.clock_timestamp()) WHERE slot_id = $1::int"
+    )
+    await state_rows(conn, schema, "noting that the target takes over", query, [slot_id])
 
 
 async def unfence(conn: Connection, schema: str, slot_id: int) -> None:
