@@ -218,7 +218,7 @@ def test_another_readers_slot_and_database_are_never_touched(capture: Capture, t
 
 @pytest.mark.pg_majors(18)
 def test_a_capture_ends_where_a_publication_was_missing(capture: Capture) -> None:
-    """The publisher only warns, and the files would lack changes without a word. What was kept before stays."""
+    """The publisher only warns, and the files would lack changes without a word. The files of before stay."""
     capture.go_on()
     capture.source.execute("INSERT INTO item VALUES (1, 'before')")
     capture.go_on()
