@@ -79,7 +79,8 @@ async def look(  # noqa: PLR0913  both ends, and what is known
     if not known.is_listed:
         changes += await _unlisted(source, target, config, slot_id, known, now, is_gap=gap_lsn is not None)
     if gap_lsn is not None:
-        await copies.note_gap(target, config.target.state_schema, slot_id, gap_lsn)
+        seen = [row.source_oid for row in rows if row.source_oid is not None]
+        await copies.note_gap(target, config.target.state_schema, slot_id, gap_lsn, seen)
     await copies.note_published(target, config.target.state_schema, slot_id, changes)
     return Found(bool(changes), altered)
 

@@ -505,13 +505,22 @@ async def note_published(conn: Connection, schema: str, slot_id: int, changes: S
                 await notify(conn, slot_id)
 
 
-async def note_gap(conn: Connection, schema: str, slot_id: int, gap_lsn: int) -> None:
-    """Note of tables being copied as of before an LSN that they were not published: the look after the copy says so."""
+async def note_gap(conn: Connection, schema: str, slot_id: int, gap_lsn: int, seen: Sequence[int]) -> None:
+    """Note of tables being copied as of before an LSN that they were not published: the look after the copy says so.
+
+    Args:
+        conn: control session.
+        schema: of the state.
+        slot_id: of the state.
+        gap_lsn: the LSN.
+        seen: the publisher's OIDs of the tables that the caller knows as copied; the copy of another may have ended.
+    """
     query = (
-        "UPDATE {s}.copies SET published_by = '' WHERE slot_id = $1::int AND state = 'copying'"
-        " AND start_lsn <= $2::pg_lsn"
+        "UPDATE {s}.copies SET published_by = '' WHERE slot_id = $1::int AND state IN ('copying', 'copied')"
+        " AND start_lsn <= $2::pg_lsn AND source_oid <> ALL ($3::bigint[])"
     )
-    await state_rows(conn, schema, "noting how tables are published", query, [slot_id, format_lsn(gap_lsn)])
+    values = [slot_id, format_lsn(gap_lsn), list(seen)]
+    await state_rows(conn, schema, "noting how tables are published", query, values)
 
 
 async def identify(conn: Connection, schema: str, slot_id: int, name: Name, source_oid: int) -> None:
