@@ -320,8 +320,6 @@ def test_a_root_without_partitions_is_emptied(
     source_db.execute(f"{root}; CREATE PUBLICATION pub FOR TABLE m WITH (publish_via_partition_root)")
     target_db.execute(f"{root}; CREATE TABLE m1 PARTITION OF m FOR VALUES FROM (0) TO (9); INSERT INTO m VALUES (1)")
     route = Route(source=source_db, target=target_db, settings=FAST)
-    refused = run_command(route, "init", "--copy")
-    assert "public.m hold rows already" in refused.stderr
     done = run_command(route, "init", "--copy", "--truncate")
     assert done.returncode == 0, done.stderr
     check_equal(route, "m")

@@ -242,12 +242,13 @@ def test_a_truncate_in_part_begins_with_the_children(
     )
     for database in (source_db, target_db):
         database.execute(tables)
-    source_db.execute("INSERT INTO boss VALUES (1); INSERT INTO clerk VALUES (1, 1); INSERT INTO desk VALUES (1)")
     source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     route = Route(source=source_db, target=target_db, settings={**FAST, "target.session_replication_role": "origin"})
     done = run_command(route, "init", "--copy")
     assert done.returncode == 0, done.stderr
     daemon = start_daemon(route)
+    source_db.execute("INSERT INTO boss VALUES (1); INSERT INTO clerk VALUES (1, 1); INSERT INTO desk VALUES (1)")
+    daemon.wait_caught_up()
     assert run_command(route, "pause", "public.desk").returncode == 0
     source_db.execute("TRUNCATE clerk, boss, desk")
     source_db.execute("INSERT INTO boss VALUES (2)")
