@@ -1,4 +1,4 @@
-"""The history of conflicts on the target: the names of its rows."""
+"""The history of conflicts on the target: the names of its rows, and what a replay makes of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from parapply.config import TargetConfig
+from parapply.config_mapping import MappingConfig
+from parapply.config_values import Secret
+from parapply.conflict import listing
 from parapply.conflict.history import ConflictHistory
 from parapply.conflict.kinds import Conflict, Policy, Source
+from parapply.conflict.replay import Effect, as_lines, replay
+from parapply.errors import TargetRefused
 from parapply.model import format_lsn
 from parapply.vocabulary import ConflictOutcome, ConflictType
 from tests.integration.test_state import control, made
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parapply.target.session.settings import Connection
     from tests.fixtures.databases import Database
 
 pytestmark = pytest.mark.each_session
@@ -43,3 +52,76 @@ def test_t68_a_large_transaction_takes_no_name_of_the_one_before(target_db: Data
     asyncio.run(run())
     named = target_db.rows(f"SELECT remote_xid, remote_lsn::text, attempts FROM {_SCHEMA}.conflicts ORDER BY 1")
     assert named == [(11, format_lsn(0x1030), 1), (12, format_lsn(0x1060), 1)]
+
+
+async def _kept(conn: Connection, *conflicts: Conflict) -> list[dict[str, object]]:
+    """Write conflicts, and return them as a replay reads them."""
+    slot_id = await made(conn, _SCHEMA)
+    history = ConflictHistory(_SCHEMA, slot_id)
+    for conflict in conflicts:
+        await history.write(conn, conflict)
+    return await listing.read(conn, _SCHEMA, slot_id, listing.Filter(), with_rows=True)
+
+
+async def _replayed(conn: Connection, kept: Sequence[dict[str, object]]) -> list[Effect]:
+    async with conn.transaction():
+        return await replay(conn, _SCHEMA, kept, MappingConfig(), TargetConfig(dsn=Secret("")))
+
+
+def test_two_replays_of_one_conflict_insert_one_row(target_db: Database) -> None:
+    """Both have read it and asked; the second finds that the first has replayed it, and applies nothing."""
+    target_db.execute("CREATE TABLE t (id text)")
+
+    async def run() -> None:
+        async with control(target_db.dsn) as conn:
+            kept = await _kept(conn, _FIRST)
+            await _replayed(conn, kept)
+            with pytest.raises(TargetRefused, match="was replayed or dropped since it was read"):
+                await _replayed(conn, kept)
+
+    asyncio.run(run())
+    assert target_db.rows("SELECT id FROM t") == [("1",)]
+
+
+def test_a_replayed_change_that_a_trigger_leaves_out_is_not_said_to_be_applied(target_db: Database) -> None:
+    """It does nothing, for a reason, and is not marked; so of insert, update and delete."""
+    target_db.execute(
+        "CREATE TABLE t (id text PRIMARY KEY, v text); INSERT INTO t VALUES ('2', 'a'), ('3', 'a');"
+        "CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+        "CREATE TRIGGER veto BEFORE INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION veto();"
+        "ALTER TABLE t ENABLE ALWAYS TRIGGER veto"
+    )
+    changes = [
+        msgspec.structs.replace(_FIRST, operation=operation, change_no=number, key={"id": str(number)},
+                                remote_row={"id": str(number), "v": "b"})
+        for number, operation in enumerate(("insert", "update", "delete"), 1)
+    ]  # fmt: skip
+
+    async def run() -> list[Effect]:
+        async with control(target_db.dsn) as conn:
+            return await _replayed(conn, await _kept(conn, *changes))
+
+    done = asyncio.run(run())
+    assert [(one.action, one.reason) for one in done] == [("nothing", "code on the target left it out")] * 3
+    assert target_db.rows(f"SELECT count(*) FROM {_SCHEMA}.conflicts WHERE replayed_at IS NOT NULL") == [(0,)]
+
+
+def test_a_replay_of_values_that_were_not_kept_says_so(target_db: Database) -> None:
+    """The values of the row's other columns are written; a row that only they would find is not guessed."""
+    target_db.execute("CREATE TABLE t (id text PRIMARY KEY, v text, w text); INSERT INTO t VALUES ('1', 'a', 'a')")
+    cut = msgspec.structs.replace(_FIRST, remote_row={"id": "1", "v": "b"}, is_complete=False)
+
+    async def run() -> list[str]:
+        async with control(target_db.dsn) as conn:
+            kept = await _kept(conn, cut)
+            (effect,) = await _replayed(conn, kept)
+            await conn.execute("ALTER TABLE public.t DROP CONSTRAINT t_pkey")
+            deleted = {**kept[0], "operation": "delete", "replayed_at": None}
+            await conn.execute(f"UPDATE {_SCHEMA}.conflicts SET replayed_at = NULL".encode())
+            with pytest.raises(TargetRefused, match="too large to keep, so its row cannot be found"):
+                await _replayed(conn, [deleted])
+            return as_lines(effect)
+
+    lines = asyncio.run(run())
+    assert "columns without a value here stay as they were" in lines[1]
+    assert target_db.rows("SELECT * FROM t") == [("1", "b", "a")]

@@ -14,7 +14,7 @@ or rolls back. Values go as text, which the columns' own input functions read, a
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import psycopg
@@ -40,6 +40,17 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
 
 _Row = dict[str, Any]
+#: A row of the target, None if there is none, and the condition that it alone fulfils.
+_Found = tuple[_Row | None, str]
+
+#: Another replay of the same conflict waits here, and finds it replayed.
+_CLAIM: Final = (
+    "SELECT 1 FROM {s}.conflicts WHERE conflict_id = $1::bigint"
+    " AND replayed_at IS NOT DISTINCT FROM $2::text::timestamptz FOR UPDATE"
+)
+_MARK: Final = "UPDATE {s}.conflicts SET replayed_at = pg_catalog.now() WHERE conflict_id = $1::bigint"
+_VETOED: Final = "code on the target left it out"
+_STAYS: Final = "columns without a value here stay as they were: it was not sent, or too large to keep"
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +61,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     action: str  # insert, update, delete, truncate, or nothing
     before: _Row | None  # the target's row; None: there was none
     after: _Row | None
-    reason: str = ""  # why nothing is done
+    reason: str = ""  # why nothing is done, or not all
 
 
 async def replay(
@@ -71,7 +82,7 @@ async def replay(
     """
     role = target.session_replication_role
     effects = []
-    mark = in_schema("UPDATE {s}.conflicts SET replayed_at = pg_catalog.now() WHERE conflict_id = $1::bigint", schema)
+    claim, mark = (in_schema(text, schema).as_string(None) for text in (_CLAIM, _MARK))
     for conflict in conflicts:
         _check(conflict)
         if mapping.replaced_of((conflict["schema_name"], conflict["table_name"])):
@@ -82,8 +93,15 @@ async def replay(
         if target.apply_as == "owner":
             await _check_code(conn, conflict, mapping)
         with target_errors(f"replaying conflict {conflict['conflict_id']}"):
+            number = conflict["conflict_id"]
+            if not await _rows(conn, claim, [number, conflict["replayed_at"]]):
+                raise TargetRefused(
+                    f"conflict {number} was replayed or dropped since it was read",
+                    hint=f"nothing was applied; see `parapply conflicts show {number}`",
+                )
             effects.append(await _one(conn, role, conflict, mapping))
-            await _rows(conn, mark.as_string(None), [conflict["conflict_id"]])
+            if effects[-1].reason != _VETOED:
+                await _rows(conn, mark, [number])
     return effects
 
 
@@ -123,25 +141,54 @@ async def _one(conn: Connection, role: str, conflict: _Row, mapping: MappingConf
     if not facts.key_columns and conflict["replayed_at"] is not None:
         why = f"it was replayed at {conflict['replayed_at']}, and without a key its row cannot be told from others"
         return _nothing(conflict, name, why)
-    before, where = None, ""
+    found: _Found = None, ""
     if facts.key_columns or conflict["operation"] != "insert":
-        before, where = await _find(conn, facts, key)
-    if before is None and conflict["operation"] != "delete":
-        before, where = await _find(conn, facts, {column: row.get(column) for column in facts.key_columns})
+        _check_whole(conflict, facts, key)
+        found = await _find(conn, facts, key)
+    if found[0] is None and conflict["operation"] != "delete":
+        found = await _find(conn, facts, {column: row.get(column) for column in facts.key_columns})
     if conflict["operation"] == "delete":
-        if before is None:
-            return _nothing(conflict, name, "the row is not there")
-        await _rows(conn, f"DELETE FROM {_only(facts)} AS t WHERE {where}", [])
-        return Effect(conflict_id=conflict["conflict_id"], table=name, action="delete", before=before, after=None)
+        return await _take(conn, facts, conflict, found)
+    return await _put(conn, facts, conflict, row, found)
+
+
+def _check_whole(conflict: _Row, facts: TableFacts, key: _Row) -> None:
+    """Refuse a row that would be found by fewer columns than it has, because the history left a large value out."""
+    settable = {column.name for column in facts.columns if not column.is_generated}
+    if not (facts.key_columns or conflict["is_complete"] or key.keys() >= settable):
+        raise TargetRefused(
+            f"conflict {conflict['conflict_id']}: a value was too large to keep, so its row cannot be found",
+            hint="change the row by hand, and drop the conflict",
+        )
+
+
+async def _take(conn: Connection, facts: TableFacts, conflict: _Row, found: _Found) -> Effect:
+    before, where = found
+    name = f"{facts.schema}.{facts.name}"
+    if before is None:
+        return _nothing(conflict, name, "the row is not there")
+    if not await _rows(conn, f"DELETE FROM {_only(facts)} AS t WHERE {where} RETURNING 1", []):
+        return _nothing(conflict, name, _VETOED)
+    return Effect(conflict_id=conflict["conflict_id"], table=name, action="delete", before=before, after=None)
+
+
+async def _put(conn: Connection, facts: TableFacts, conflict: _Row, row: _Row, found: _Found) -> Effect:
+    before, where = found
     if before is None and not conflict["is_complete"]:
         raise TargetRefused(
             f"conflict {conflict['conflict_id']}: the row is not on the target, and unchanged large columns were not"
             " sent",
             hint="insert the row by hand, then replay",
         )
+    name = f"{facts.schema}.{facts.name}"
     after = await (_insert(conn, facts, row) if before is None else _update(conn, facts, row, where))
+    if after is None:
+        return _nothing(conflict, name, _VETOED)
     action = "insert" if before is None else "update"
-    return Effect(conflict_id=conflict["conflict_id"], table=name, action=action, before=before, after=after)
+    reason = "" if conflict["is_complete"] else _STAYS
+    return Effect(
+        conflict_id=conflict["conflict_id"], table=name, action=action, before=before, after=after, reason=reason
+    )
 
 
 def _nothing(conflict: _Row, name: str, why: str) -> Effect:
@@ -150,7 +197,7 @@ def _nothing(conflict: _Row, name: str, why: str) -> Effect:
     )
 
 
-async def _find(conn: Connection, facts: TableFacts, key: _Row) -> tuple[_Row | None, str]:
+async def _find(conn: Connection, facts: TableFacts, key: _Row) -> _Found:
     """Return one row that has these values, locked, and the condition that it alone fulfils."""
     columns = {column.name: column for column in facts.columns}
     missing = [name for name in key if name not in columns]
@@ -191,10 +238,11 @@ async def _insert(conn: Connection, facts: TableFacts, row: _Row) -> _Row | None
 async def _update(conn: Connection, facts: TableFacts, row: _Row, where: str) -> _Row | None:
     always = {column.name for column in facts.columns if column.is_identity_always}
     names = [name for name in _settable(facts, row) if name not in always]
-    if not names:
-        return None
-    sets = ", ".join(f"{identifier(name)} = ${number}" for number, name in enumerate(names, 1))
-    text = f"UPDATE {_only(facts)} AS t SET {sets} WHERE {where} RETURNING {_as_json(facts.columns)}"
+    if names:
+        sets = ", ".join(f"{identifier(name)} = ${number}" for number, name in enumerate(names, 1))
+        text = f"UPDATE {_only(facts)} AS t SET {sets} WHERE {where} RETURNING {_as_json(facts.columns)}"
+    else:
+        text = f"SELECT {_as_json(facts.columns)} FROM {_only(facts)} AS t WHERE {where}"
     found = await _rows(conn, text, [row[name] for name in names])
     return found[0][0] if found else None
 
@@ -243,7 +291,7 @@ def as_lines(effect: Effect) -> list[str]:
     if effect.action == "nothing":
         return [f"{head}: {effect.reason}"]
     before, after = effect.before or {}, effect.after or {}
-    lines = [head]
+    lines = [head, *([f"    {effect.reason}"] if effect.reason else [])]
     for column in dict.fromkeys([*before, *after]):
         old, new = before.get(column), after.get(column)
         if effect.before is not None and effect.after is not None and old == new:
