@@ -130,10 +130,17 @@ class LocalRows:
     A plan does not have the predicates and expressions of its indexes, which may change under it.
     """
 
-    def __init__(self, session: WorkerSession, *, tracks_commits: bool) -> None:
-        """Start with nothing read; without track_commit_timestamp the time and origin of a row are not known."""
+    def __init__(self, session: WorkerSession, *, tracks_commits: bool, locks: bool = True) -> None:
+        """Start with nothing read.
+
+        Args:
+            session: in the target transaction.
+            tracks_commits: False: the time and origin of a row are not known, without track_commit_timestamp.
+            locks: False: the role may not, because nothing that it applies changes a row.
+        """
         self._session = session
         self._tracks_commits = tracks_commits
+        self._lock = " FOR UPDATE OF t" if locks else ""
         self._shapes: dict[tuple[int, str, str], tuple[TablePlan, _Shape | None]] = {}
         #: Shapes that hold until the end of the transaction, because it has locked the table.
         self._sure: set[tuple[int, str, str]] = set()
@@ -213,7 +220,7 @@ class LocalRows:
         # that this very transaction wrote are unknown, as for a very old row.
         text = (
             f"WITH held AS MATERIALIZED (SELECT t.tableoid AS place, t.ctid AS at, t.xmin AS x,"
-            f" {row_as_text(plan)} AS r FROM {table} AS t WHERE {where} FOR UPDATE OF t)"
+            f" {row_as_text(plan)} AS r FROM {table} AS t WHERE {where}{self._lock})"
             " SELECT place::pg_catalog.regclass::text, at::text, r::text, "
         )
         text += _WRITTEN if self._tracks_commits else "NULL, NULL, NULL FROM held"

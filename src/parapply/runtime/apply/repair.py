@@ -44,7 +44,8 @@ class Repair:
 
     def settler(self, source: Source) -> Settler:
         """Return the settler that applies a transaction, or its pieces, with its conflicts settled."""
-        local = LocalRows(self._session, tracks_commits=self._kit.rules.tracks_commits)
+        locks = self._kit.tables.may_lock_rows
+        local = LocalRows(self._session, tracks_commits=self._kit.rules.tracks_commits, locks=locks)
         return Settler(self._session, local, self._kit.builder, self._conflict_handler.rules, source)
 
     async def keep(self, settler: Settler) -> list[Conflict]:

@@ -76,6 +76,8 @@ class TablePlans:
         self._rules = rules
         self._own_origins = own_origins
         self._privileges = privileges
+        #: True if every table lets the workers lock a row.
+        self.may_lock_rows = "UPDATE" in privileges
         self._mapping = mapping
         self._apply_as = apply_as
         #: Names on the target by names on the publisher, as schema.table, of tables where they differ.
