@@ -398,6 +398,17 @@ def test_t29_a_rule_swallows_no_row_while_others_are_settled(pair: Pair) -> None
     assert pair.target.rows("SELECT id FROM other") == [(2,)]
 
 
+def test_t29_a_rule_that_keeps_a_row_from_being_overwritten_stops_the_daemon(pair: Pair) -> None:
+    """An insert that is to overwrite the row in its way is not left out as an update whose row is missing (T-29)."""
+    pair.create(_TABLES, f"{_TABLES} {_rule('UPDATE')}", published="TABLE t")
+    pair.target.execute("INSERT INTO t VALUES (1, 7, 7)")
+    pair.write("INSERT INTO t VALUES (1, 0, 0)")
+    settings = {"conflict.insert_exists": "apply_remote", "conflict.update_missing": "skip"}
+    says = r"update on public\.t, key \(id\): 0 rows where 1 are expected \(rule swallow\); transaction"
+    pair.check_stopped(pair.start(settings=settings), code=5, says=says)
+    assert pair.target.rows("SELECT count(*) FROM parapply.conflicts") == [(0,)]
+
+
 @pytest.mark.parametrize("n_rows", [1, 2000], ids=["small", "large"])
 def test_t29_a_row_missing_from_a_table_with_a_rule_is_a_conflict(pair: Pair, n_rows: int) -> None:
     """A rule that only adds something hides no missing row, whether its transaction comes in pieces or not (T-29)."""

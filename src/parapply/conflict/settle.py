@@ -163,7 +163,8 @@ class Settler:
                 raise failure
             found = await self._look(row_change, failure)
             if found is None:
-                continue  # it existed a moment ago; try again
+                commands = own  # it existed a moment ago; try again
+                continue
             conflict, first_by_key = found
             action = self._decided(conflict)
             conflict = msgspec.structs.replace(conflict, outcome=outcome(conflict.policy, action), change_no=change_no)
@@ -206,6 +207,8 @@ class Settler:
         subject = await self._local.subject(change) if change.operation != "insert" else None
         if failure.sqlstate == _UNIQUE:
             return await self._look_for_rows_in_the_way(change, subject, failure)
+        if change.operation == "insert":
+            return None  # the row that was to be overwritten or deleted was not found: none of its own is missing
         if self.commands[failure.statement].operation == "origin":
             if subject is None:
                 return None
