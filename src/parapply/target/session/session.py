@@ -356,10 +356,10 @@ class WorkerSession:
         """Begin the transaction of a large source transaction, whose record comes last: its end LSN is not known yet.
 
         Raises:
-            StatementFailed, TargetLost: as `execute`.
+            TargetLost: the connection ended.
         """
         self._has_savepoint = False
-        await self.pipeline.run([_BEGIN])
+        await self._run_surely([_BEGIN])
 
     async def piece(self, commands: Sequence[Command], *, counts_on_server: bool = False) -> None:
         """Execute one piece of a large transaction behind a savepoint, which the next piece releases.
@@ -396,7 +396,7 @@ class WorkerSession:
         Raises:
             TargetLost: the connection ended.
         """
-        await self.pipeline.run([_ROLLBACK_TO, _RELEASE])
+        await self._run_surely([_ROLLBACK_TO, _RELEASE])
         self._has_savepoint = False
 
     async def savepoint(self, depth: int) -> None:
@@ -616,11 +616,14 @@ class WorkerSession:
         """
         if self.pipeline.is_outside_transaction:
             return
+        await self._run_surely([_ROLLBACK])
+
+    async def _run_surely(self, statements: Sequence[Statement]) -> None:
+        """Run statements that fail only if a request to cancel what ran before has come late, and hit them."""
         try:
-            await self.pipeline.run([_ROLLBACK])
+            await self.pipeline.run(statements)
         except StatementFailed:
-            # A request to cancel what ran before has come late, and hit this.
-            await self.pipeline.run([_ROLLBACK])
+            await self.pipeline.run(statements)
 
     async def forget_statements(self) -> None:
         """Have every statement planned again, because tables changed under them (trap T-48).

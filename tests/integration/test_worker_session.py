@@ -1,0 +1,60 @@
+"""One worker's session on a real server: requests to cancel that come late."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from parapply.errors import StatementFailed
+from parapply.login import Login
+from parapply.target.session.pipeline import Statement
+from parapply.target.session.session import SessionOptions, WorkerSession
+from parapply.target.sql.statements import Sql
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from tests.fixtures.databases import Database
+
+pytestmark = pytest.mark.each_session
+
+
+def _statement(text: bytes) -> Statement:
+    return Statement(Sql(name=b"", text=text, n_parameters=0, is_set=False, positions=()), ())
+
+
+_CANCELLED = _statement(b"DO $$ BEGIN RAISE query_canceled; END $$")
+
+
+@asynccontextmanager
+async def _session(dsn: str) -> AsyncIterator[WorkerSession]:
+    options = SessionOptions(Login(dsn), "parapply", 1, 0, "replica", "off", "test worker")
+    session = WorkerSession(await psycopg.AsyncConnection.connect(dsn, autocommit=True), options)
+    yield session
+    await session.close()
+
+
+async def test_a_request_to_cancel_that_comes_late_is_no_failure(
+    target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hit the next BEGIN, or the way back to a savepoint, which are then sent again."""
+    async with _session(target_db.dsn) as session:
+        run = session.pipeline.run
+
+        async def hit(statements: Sequence[Statement]) -> object:
+            monkeypatch.setattr(session.pipeline, "run", run)
+            return await run([_CANCELLED, *statements])
+
+        monkeypatch.setattr(session.pipeline, "run", hit)
+        await session.begin()
+        await session.run([_statement(b"CREATE TABLE t ()")])
+        await session.piece([])
+        with pytest.raises(StatementFailed):
+            await session.run([_statement(b"SELECT 1 / 0")])
+        monkeypatch.setattr(session.pipeline, "run", hit)
+        await session.undo_piece()
+        await session.commit()
+    assert target_db.rows("SELECT * FROM t") == []
