@@ -10,6 +10,7 @@ import pytest
 
 from parapply.config import TargetConfig
 from parapply.config_mapping import MappingConfig
+from parapply.config_values import Secret
 from parapply.conflict import listing
 from parapply.conflict.history import ConflictHistory
 from parapply.conflict.kinds import Conflict, Policy, Source
@@ -64,7 +65,7 @@ async def _kept(conn: Connection, *conflicts: Conflict) -> list[dict[str, object
 
 async def _replayed(conn: Connection, kept: Sequence[dict[str, object]]) -> list[Effect]:
     async with conn.transaction():
-        return await replay(conn, _SCHEMA, kept, MappingConfig(), TargetConfig(dsn=""))
+        return await replay(conn, _SCHEMA, kept, MappingConfig(), TargetConfig(dsn=Secret("")))
 
 
 def test_two_replays_of_one_conflict_insert_one_row(target_db: Database) -> None:

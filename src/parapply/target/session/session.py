@@ -371,13 +371,23 @@ class WorkerSession:
 
         Raises:
             StatementFailed: as `execute`; the caller goes back with `undo_piece`.
-            TargetLost: the connection ended.
+            TargetLost: the connection ended, or there is no place to go back to.
         """
         before = [_RELEASE, _SAVEPOINT] if self._has_savepoint else [_SAVEPOINT]
         self._has_savepoint = True
-        if not counts_on_server:
-            await self._run_checked([*before, *commands], commands, before=len(before))
-            return
+        try:
+            if counts_on_server:
+                await self._run_counted(before, commands)
+            else:
+                await self._run_checked([*before, *commands], commands, before=len(before))
+        except StatementFailed as failure:
+            if failure.statement < 0:
+                # The savepoint that is there, if any, is the one of the piece before, which would be lost silently.
+                reason = f"target: a savepoint failed ({failure.sqlstate}); all of it is sent again"
+                raise TargetLost(reason) from failure
+            raise
+
+    async def _run_counted(self, before: Sequence[Statement], commands: Sequence[Command]) -> None:
         for first, end in _up_to_rules(commands):
             part = commands[first:end]
             checked = [one if _is_ruled(one) else self._checked(one) for one in part]
@@ -470,12 +480,11 @@ class WorkerSession:
                 `undo_piece`.
             TargetLost: the connection ended.
         """
-        before = [_RELEASE, _SAVEPOINT] if self._has_savepoint else [_SAVEPOINT]
-        self._has_savepoint = True
+        await self.piece([])
         calls = ", ".join([f"pg_catalog.set_config(${2 * n + 1}, ${2 * n + 2}, true)" for n in range(len(values))])
         texts = [text.encode() for pair in values.items() for text in pair]
         setting = Sql(name=b"", text=f"SELECT {calls}".encode(), n_parameters=len(texts), is_set=False, positions=())
-        before.append(Statement(setting, texts))
+        before = [Statement(setting, texts)]
         if role:
             before.append(_plain(b"", sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role)).as_bytes(None)))
         await self.run(before)
