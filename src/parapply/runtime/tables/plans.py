@@ -260,6 +260,11 @@ class TablePlans:
             self.plans.current[relation.oid] = plan
         self._to_show.add(relation)
 
+    def announced(self, relations: Iterable[Relation]) -> None:
+        """Take out of force whatever relations, now in force, have taken the name from."""
+        for relation in {relation.full_name: relation for relation in relations}.values():
+            self._forget_namesakes(relation)
+
     def _forget_namesakes(self, relation: Relation) -> None:
         """Take a relation out whose name another one has now: it was dropped or renamed (trap T-71).
 
