@@ -25,6 +25,7 @@ from parapply.plan.batch import Batch
 from parapply.plan.downgrade import Level
 from parapply.plan.halving import BatchPart, Form, Halving
 from parapply.plan.steps import is_serial, may_join, ordered_changes
+from parapply.plan.table import Lane
 from parapply.runtime.apply.failure import FailureClass, classify
 from parapply.runtime.apply.serial import SerialApply
 from parapply.runtime.apply.transaction import SetCommands, found_code, record_at_head, record_of_run
@@ -230,7 +231,8 @@ class PartApply:
         made: list[Command] = []
         try:
             await self._session.execute_ahead(record, self._checked(run, made), on_sent=show)
-            is_whole = run.n_made == len(together)
+            # By the plans of now: since the batch was read, code may have come that is not trusted with several.
+            is_whole = run.n_made == len(together) and _are_joined(made)
             if is_whole and not (self._skips and any(map(self._is_wanted, together))):
                 self._target.show(WorkerState.COMMITTING)
                 await self._target.end(job, record)
@@ -401,6 +403,11 @@ class PartApply:
             n_in_order=resume.n_in_order,
             attempts=job.attempts,
         )
+
+
+def _are_joined(commands: Sequence[Command]) -> bool:
+    plans = [plan for command in commands for plan in (command.plan, *command.others)]
+    return all(plan.is_joined for plan in plans if plan.lane is Lane.SERIAL)
 
 
 def _is_large(transaction: Transaction) -> bool:
