@@ -212,15 +212,16 @@ def test_what_lies_above_the_watermark_and_comes_in_pieces_is_left_out_at_its_en
     pair.create(f"{tables} CREATE PUBLICATION more FOR TABLE more", tables, published="TABLE item, evt")
     pair.write("INSERT INTO item VALUES (1, 0)")
     pair.drain()
+    settings = {**_SETTINGS, "source.streaming": "off"}
     with foreign_transaction(pair.target, _LOCK.format(1)):
         pair.write(
             _TRANSACTIONS[501],
             "INSERT INTO evt SELECT generate_series(1, 2000); INSERT INTO more SELECT generate_series(1, 20000)",
         )
-        first = pair.start(settings=_SETTINGS)
+        first = pair.start(settings=settings)
         pair.target.wait_until("SELECT count(*) = 2000 FROM evt")
         first.kill()
-        second = pair.start_only(settings={**_SETTINGS, "source.publications": "pub,more"})
+        second = pair.start_only("--publication", "more", settings=settings)
         second.wait_for_event("daemon_started")
         pair.target.execute(_END_WORKERS)
     second.wait_caught_up()
