@@ -14,6 +14,7 @@ from parapply.printable import printable
 from tests.fixtures.endpoint import LISTEN, Endpoint, NotifySocket
 from tests.fixtures.fleet import Databases, of_slot, wait_for
 from tests.fixtures.plain import (
+    WORKER_IS_BLOCKED,
     check_equal,
     closed,
     commit_each,
@@ -164,6 +165,29 @@ def test_a_reload_adds_and_removes_slots(databases: Databases, start_daemon: Sta
     _check_lines(daemon, {old.slot: "fleet_old", kept.slot: _HOSTILE, new.slot: "fleet_new"})
     files = {path.name.split("-")[1] for path in (tmp_path / "log").iterdir()}
     assert files == {old.slot, kept.slot, new.slot}
+
+
+def test_a_removed_slot_finishes_its_work_also_where_all_are_stopped(
+    databases: Databases, start_daemon: StartDaemon
+) -> None:
+    """The first signal asks for an orderly end, also of a slot that a reload has asked before."""
+    databases.add("fleet_old", "fleet_new")
+    old, kept = databases.routes.values()
+    databases.write(["fleet_old", "fleet_new"])
+    daemon = databases.start(start_daemon)
+    for route in (old, kept):
+        wait_for(daemon, "source_connected", route)
+    with foreign_transaction(old.target, "LOCK TABLE item, evt"):
+        commit_each(old.source, 1, 3)
+        old.target.wait_until(WORKER_IS_BLOCKED)
+        databases.write(["fleet_new"])
+        daemon.send(signal.SIGHUP)
+        wait_for(daemon, "drain_started", old)
+        daemon.send(signal.SIGTERM)
+        wait_for(daemon, "daemon_stopped", kept)
+    assert daemon.exit_code() == 0
+    assert not daemon.events_of("drain_aborted")
+    assert old.target.rows("SELECT count(*) > 0 FROM evt") == [(True,)]
 
 
 def _check_lines(daemon: Daemon, databases: dict[str, str]) -> None:

@@ -176,23 +176,54 @@ def test_t2_the_publisher_is_told_no_more_than_the_state_says(pair: Pair) -> Non
     pair.check_equal()
 
 
-def test_a_throttle_makes_no_pieces_of_what_lies_above_the_watermark(pair: Pair) -> None:
-    """Half a megabyte that was whole comes whole again, is known by its record, and is left out."""
+@pytest.mark.parametrize("behind", [(), (_TRANSACTIONS[504],)], ids=["alone", "first-of-two"])
+@pytest.mark.parametrize(
+    ("n_rows", "then"),
+    [
+        pytest.param(2000, {"apply.max_changes_per_s": 1_000_000}, id="throttle"),
+        pytest.param(12_000, {"apply.memory_limit_bytes": 16 << 20}, id="less-memory"),
+    ],
+)
+def test_lower_limits_make_no_pieces_of_what_lies_above_the_watermark(
+    pair: Pair, n_rows: int, then: Mapping[str, str | float], behind: tuple[str, ...]
+) -> None:
+    """A transaction that was whole, and is larger than a piece now, comes whole again and is left out."""
     pair.create(_TABLES)
     pair.write("INSERT INTO item VALUES (1, 0)", "INSERT INTO evt VALUES (1)")
     pair.drain()
-    settings = {**_SETTINGS, "apply.max_batch_transactions": 2}
+    settings = {**_SETTINGS, "apply.max_batch_transactions": 1 + len(behind), "apply.max_batch_bytes": 16 << 20}
+    held = [_TRANSACTIONS[501], "UPDATE item SET v = 7 WHERE id = 1"]
     with foreign_transaction(pair.target, _LOCK.format(1)):
-        pair.write(
-            _TRANSACTIONS[501], "UPDATE item SET v = 7 WHERE id = 1", "INSERT INTO evt SELECT generate_series(1, 2000)",
-            _TRANSACTIONS[504],
-        )  # fmt: skip
-        first = pair.start(settings=settings)
-        pair.target.wait_until("SELECT count(*) = 2002 FROM evt")
+        pair.write(*held, f"INSERT INTO evt SELECT generate_series(1, {n_rows})", *behind)
+        first = pair.start(settings={**settings, "apply.memory_limit_bytes": 256 << 20})
+        pair.target.wait_until(f"SELECT count(*) = {1 + n_rows + len(behind)} FROM evt")
         first.kill()
-        second = pair.start_only(settings={**settings, "apply.max_changes_per_s": 1_000_000})
+        second = pair.start_only(settings={**settings, **then})
         second.wait_for_event("daemon_started")
         pair.target.execute(_END_WORKERS)
     second.wait_caught_up()
     second.stop()
     pair.check_equal()
+
+
+def test_what_lies_above_the_watermark_and_comes_in_pieces_is_left_out_at_its_end(pair: Pair) -> None:
+    """With another publication a transaction that was whole is larger than any piece. Its end says so."""
+    tables = f"{_TABLES} CREATE TABLE more (n int);"
+    pair.create(f"{tables} CREATE PUBLICATION more FOR TABLE more", tables, published="TABLE item, evt")
+    pair.write("INSERT INTO item VALUES (1, 0)")
+    pair.drain()
+    settings = {**_SETTINGS, "source.streaming": "off"}
+    with foreign_transaction(pair.target, _LOCK.format(1)):
+        pair.write(
+            _TRANSACTIONS[501],
+            "INSERT INTO evt SELECT generate_series(1, 2000); INSERT INTO more SELECT generate_series(1, 20000)",
+        )
+        first = pair.start(settings=settings)
+        pair.target.wait_until("SELECT count(*) = 2000 FROM evt")
+        first.kill()
+        second = pair.start_only("--publication", "more", settings=settings)
+        second.wait_for_event("daemon_started")
+        pair.target.execute(_END_WORKERS)
+    second.wait_caught_up()
+    second.stop()
+    assert pair.target.rows("SELECT count(*), count(DISTINCT n) FROM evt") == [(2000, 2000)]

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 from parapply.model import format_lsn
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
+from tests.fixtures.fan import make_slot
 from tests.fixtures.pair import SECRET, Pair, named, pair
-from tests.fixtures.plain import foreign_transaction, wait_until_gone
+from tests.fixtures.plain import WORKER_IS_BLOCKED, foreign_transaction, wait_until_gone
+from tests.fixtures.route import Route
+from tests.fixtures.streams import wait_followed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -161,6 +164,37 @@ def test_t70_a_request_before_the_transaction_comes(pair: Pair, run_command: Run
     pair.drain()
     assert pair.target.rows("SELECT id, v FROM t ORDER BY id") == [(1, "d"), (3, "c")]
     assert pair.target.rows(_KEPT) == [("insert", "2", 1)]
+
+
+def test_t70_a_transaction_that_waits_for_its_turn_says_nothing_against_its_table(
+    pair: Pair, run_command: RunCommand
+) -> None:
+    """It was executed, and is rolled back only for the request: no retry is counted, and its table is trusted."""
+    pair.create(f"{_TABLE}; CREATE TABLE held (id int PRIMARY KEY, v int); INSERT INTO held VALUES (1, 0)")
+    watching = Route(source=pair.source, target=pair.target)
+    make_slot(watching)
+    daemon = pair.start(settings={"apply.max_batch_transactions": 1})
+    with foreign_transaction(pair.target, "SELECT FROM held FOR UPDATE"):
+        pair.write("UPDATE held SET v = 1", "INSERT INTO t VALUES (1, 'a')")
+        sent = pair.source.rows(
+            f"SELECT data FROM pg_logical_slot_peek_binary_changes('{watching.slot}', NULL, NULL,"
+            " 'proto_version', '1', 'publication_names', 'pub')"
+        )
+        commits = [message for (data,) in sent if isinstance(message := decode(bytes(data)), Commit)]
+        pair.target.wait_until(WORKER_IS_BLOCKED)
+        wait_followed(pair.route, "t")
+        asked = run_command(pair.route, "skip", "--lsn", format_lsn(commits[-1].end_lsn), "--wait", "0")
+        assert asked.returncode == 0, asked.stderr
+        pair.target.wait_until("SELECT outcome = 'accepted' FROM parapply.skips")
+    pair.target.wait_until("SELECT outcome = 'skipped' FROM parapply.skips")
+    # Written together with everything that is to be shown of other tables by then.
+    for database in (pair.target, pair.source):
+        database.execute("CREATE TABLE later (id int PRIMARY KEY)")
+    pair.write("INSERT INTO later VALUES (1)")
+    pair.target.wait_until("SELECT EXISTS (SELECT FROM parapply.tables WHERE table_name = 'later')")
+    assert pair.target.rows("SELECT retries FROM parapply.tables WHERE table_name = 't'") == [(0,)]
+    assert pair.target.rows("SELECT count(*) FROM t") == [(0,)]
+    daemon.stop()
 
 
 def test_t70_a_daemon_killed_while_it_skips(pair: Pair, run_command: RunCommand) -> None:

@@ -305,5 +305,6 @@ class Subscriber:
             conflict_handler=cast("ConflictHandler", _NothingFails()),
             two_phase=cast("TwoPhase", None),
             rules=ApplyRules(commands=cast("CommandRules", None), piece_bytes=self._piece_bytes, stops_on_error=True),
+            is_applied=lambda _: False,
         )
         return _Following(job, _Ended(session, kit), Repair(session, kit), kit)

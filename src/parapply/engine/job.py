@@ -336,8 +336,8 @@ class _Job:
         #: Written by the stall check: what it waited for was cancelled, because the operator skips a transaction, which
         #: it is, has or, while it has not come whole, may be.
         self.is_unwanted = False
-        #: Written by its worker: it ends with a PREPARE that is recorded without being prepared, because the publisher
-        #: has rolled it back.
+        #: Written by its worker: nothing of it was applied. It ends with a PREPARE that the publisher has rolled back,
+        #: or it was committed before the start.
         self.is_left_out = False
         self.counts = JobCounts()
         #: Written by the batcher, only at ``applylog.detail = "transaction"``: the number of its first source
@@ -354,11 +354,11 @@ class _Job:
         else:
             self.more_conflicts[conflict] = self.more_conflicts.get(conflict, 0) + 1
 
-    def left_out(self) -> None:
-        """Count nothing of a PREPARE that is recorded without being prepared: the publisher has rolled it back."""
+    def left_out(self, why: str) -> None:
+        """Count nothing, because nothing of it was applied; `why` is for people."""
         self.counts.go_back_to(NOTHING_COUNTED)
         self.is_left_out = True
-        self.error = "rolled back on the publisher"
+        self.error = why
 
 
 class SetJob(_Job):

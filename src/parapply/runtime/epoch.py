@@ -132,11 +132,7 @@ class Epoch:
             ends.control_pool,
             figures,
         )
-        # Of what comes in pieces only the watermark says that it is applied: above it only whole transactions may lie.
-        is_smaller = config.apply.max_changes_per_s and ends.state.high_lsn <= ends.state.low_lsn
-        self._piece_bytes = min(
-            _THROTTLED_PIECE_BYTES if is_smaller else _PIECE_BYTES, config.apply.memory_limit_bytes // 4
-        )
+        self._piece_bytes = _piece_bytes(config.apply, ends.state)
         self._spill = Spill(config.apply.spill_dir, config.apply.spill_limit_bytes, spill_room)
         self._streams = StreamBuffers(self._spill, self._stream_limits(self._piece_bytes))
         self._make_tables()
@@ -210,6 +206,7 @@ class Epoch:
                 tracks_commits=ends.tracks_commits,
                 times_commits=self._applylog_writer is not None,
             ),
+            is_applied=ends.state.is_applied,
         )
         self._worker_tasks = WorkerTasks(self._pool, ends.opener, self._kit, ends.control_pool, self._scaling())
         self._worker_tasks.add(ends.sessions)
@@ -573,6 +570,14 @@ def _count(figures: Figures, job: Job) -> None:
         table.wait_s[wait.kind] += times.wait_dependency_s
     if job.attempts > 1:
         figures.retries[job.error or RetryReason.YIELD] += job.attempts - 1
+
+
+def _piece_bytes(config: ApplyConfig, known: state.SlotState) -> int:
+    """Return the bytes after which a transaction comes in pieces: then only the watermark says that it is applied."""
+    if known.high_lsn > known.low_lsn:
+        # No earlier run has cut smaller pieces than it now could: what was whole above the watermark comes whole again.
+        return _PIECE_BYTES
+    return min(_THROTTLED_PIECE_BYTES if config.max_changes_per_s else _PIECE_BYTES, config.memory_limit_bytes // 4)
 
 
 def _note(whole_until_lsn: int, config: ApplyConfig) -> str:

@@ -107,6 +107,11 @@ class _Slot:
         return None if view is None else view.gauges.parts
 
     @property
+    def is_stopping(self) -> bool:
+        """Return whether it was asked for its end."""
+        return self._signals.is_stop
+
+    @property
     def has_answered(self) -> bool:
         """Return whether it is known whether the slot can be served."""
         return bool(self.exit_code) or self.report()["state"] != DaemonState.STARTING
@@ -272,7 +277,9 @@ class _FleetDaemon:
     def _stop(self) -> None:
         self._notifier.stopping("draining")
         for slot in self._tasks.values():
-            slot.stop()
+            # One that a reload has removed is stopping already, and this may be the first signal.
+            if self._signals.abort.is_set() or not slot.is_stopping:
+                slot.stop()
 
     def _reload(self) -> bool:
         """Read the layers again: start new slots, end removed ones, and pass on changed settings."""

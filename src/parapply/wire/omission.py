@@ -3,13 +3,15 @@
 In: transactions as the assembler gives them. Out: the same, with announcements and rows without the columns. So nothing
 behind this knows of them. A column of the replica identity stays, and its table is refused when it is planned.
 
-A transaction that is streamed in progress announces its relations for itself, and for all others once it has committed.
+A transaction that is streamed in progress announces its relations for itself, and for all others once it has committed,
+except those that were announced to others since.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -32,6 +34,14 @@ _WITH_LENGTH: Final = b"tb"
 _WITHOUT_LENGTH: Final = b"nu"
 
 
+class _Places(NamedTuple):
+    number: int  # of the announcement, as they came
+    left_out: frozenset[int]  # positions of columns, perhaps none
+
+
+_NONE: Final = _Places(0, frozenset())
+
+
 class Omission:
     """Belongs to one assembler, and sees all that it gives."""
 
@@ -42,10 +52,13 @@ class Omission:
             columns_of: names of the columns to leave out, by schema and table.
         """
         self._columns_of = columns_of
-        #: Positions to leave out, perhaps none, by the publisher's OID of the relation.
-        self._positions: dict[int, frozenset[int]] = {}
-        #: Positions of all relations that transactions in progress have announced, by their xid.
-        self._streamed: dict[int, dict[int, frozenset[int]]] = {}
+        #: In force, by the publisher's OID of the relation.
+        self._places: dict[int, _Places] = {}
+        #: The same of all relations that transactions in progress have announced, by their xid.
+        self._streamed: dict[int, dict[int, _Places]] = {}
+        self._n_announced = 0
+        #: Number of the announcement that `_positions` has them from, and of one in progress, by xid and OID.
+        self._numbers: dict[int, int] = {}
 
     def cut(self, transactions: Sequence[Transaction]) -> None:
         """Leave the columns out of transactions, pieces and chunks that nothing else has seen yet.
@@ -57,27 +70,28 @@ class Omission:
             event = transaction.event
             if isinstance(event, Chunk):
                 own = self._streamed.setdefault(event.xid, {})
-                self._cut(transaction, own, {**self._positions, **own})
+                self._cut(transaction, own, {**self._places, **own})
             elif isinstance(event, StreamCommit):
-                self._positions.update(self._streamed.pop(event.xid, {}))
+                for oid, places in self._streamed.pop(event.xid, {}).items():
+                    # The publisher does not announce again what it has announced to others since.
+                    self._places[oid] = max(places, self._places.get(oid, places), key=itemgetter(0))
             elif isinstance(event, StreamPrepare) or (isinstance(event, StreamAbort) and event.xid == event.subxid):
                 self._streamed.pop(event.xid, None)
             else:
-                self._cut(transaction, self._positions, self._positions)
+                self._cut(transaction, self._places, self._places)
 
-    def _cut(
-        self, transaction: Transaction, own: dict[int, frozenset[int]], positions: dict[int, frozenset[int]]
-    ) -> None:
-        """Leave columns out of one; `own` takes what it announces, and `positions` is in force there."""
-        if not (transaction.relations or positions):
+    def _cut(self, transaction: Transaction, own: dict[int, _Places], places: dict[int, _Places]) -> None:
+        """Leave columns out of one; `own` takes what it announces, and `places` is in force there."""
+        if not (transaction.relations or places):
             return
         changes: list[bytes | Relation] = []
         for change in transaction.changes:
             if isinstance(change, Relation):
                 left_out = self._left_out(change)
-                own[change.oid] = positions[change.oid] = left_out
+                self._n_announced += 1
+                own[change.oid] = places[change.oid] = _Places(self._n_announced, left_out)
                 changes.append(_without(change, left_out))
-            elif change[KIND_AT] != TRUNCATE and (left_out := positions.get(_oid(change), frozenset())):
+            elif change[KIND_AT] != TRUNCATE and (left_out := places.get(_oid(change), _NONE).left_out):
                 changes.append(_cut_frame(change, left_out))
             else:
                 changes.append(change)

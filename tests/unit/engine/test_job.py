@@ -29,16 +29,16 @@ def test_times_lie_between_the_points_that_a_job_has_passed() -> None:
 
 
 def test_a_job_says_how_it_was_applied() -> None:
-    """As sets, row by row, or not at all: the publisher has rolled its PREPARE back."""
+    """As sets, row by row, or not at all, as where the publisher has rolled its PREPARE back."""
     job = SetJob(Batch(1), {})
     modes = [job.mode]
     job.resume = Resume(Halving(1), {}, Attempts(stops_on_error=True))
     job.resume.n_in_order = 1
     modes.append(job.mode)
     job.counts.n_changes = 3
-    job.left_out()
+    job.left_out("why")
     assert [*modes, job.mode] == [Mode.SET, Mode.ROWS, Mode.OUTCOME]
-    assert job.counts.n_changes == 0
+    assert (job.counts.n_changes, job.error) == (0, "why")
 
 
 def test_a_job_lists_the_first_conflicts_and_counts_the_rest() -> None:

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from parapply.applylog_schema import RowCounts
+from parapply.config import ApplyConfig
 from parapply.engine.job import SetJob
 from parapply.errors import SourceLost
 from parapply.metrics.figures import Figures, TableFigures
 from parapply.metrics.table import OTHER_TABLES, TABLES_LIMIT
 from parapply.plan.batch import Batch
-from parapply.runtime.epoch import Epoch, _count
+from parapply.runtime.epoch import Epoch, _count, _piece_bytes
+from parapply.target.state.slots import SlotState
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -61,3 +63,15 @@ async def test_the_reader_ends_before_its_connection_is_closed() -> None:
     )
     await Epoch._leave(epoch, SourceLost("gone"), {"reader": reader}, asyncio.Event())  # type: ignore[dict-item]
     assert was_done == [True]
+
+
+@pytest.mark.parametrize("high_lsn", [7, 8])
+def test_no_limit_makes_smaller_pieces_while_something_lies_above_the_watermark(high_lsn: int) -> None:
+    """No run with other limits can have taken a larger transaction whole."""
+    known = SlotState(
+        slot_id=1, slot_name="s", system_identifier="1", timeline=1, begin_lsn=1, low_lsn=7, ranges=(),
+        members=frozenset([high_lsn]),
+    )  # fmt: skip
+    largest = _piece_bytes(ApplyConfig(memory_limit_bytes=1 << 40), known)
+    lower = [ApplyConfig(memory_limit_bytes=16 << 20), ApplyConfig(max_changes_per_s=1)]
+    assert [_piece_bytes(config, known) == largest for config in lower] == [high_lsn > 7] * 2

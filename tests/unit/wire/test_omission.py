@@ -96,6 +96,23 @@ def test_a_transaction_in_progress_has_its_own_columns(ending: str) -> None:
     assert rows == [build.insert(one) for one in (of_three, of_two, of_three, of_two, last)]
 
 
+def test_what_was_announced_to_others_since_stays_in_force_for_them() -> None:
+    """A transaction in progress whose announcement is older ends, and the next row is cut as it was announced."""
+    row = build.row(build.text(b"1"), build.text(b"2"))
+    found = _read(
+        [
+            build.stream_start(), build.relation(_ID, _X, xid=700), build.insert(row, xid=700), build.stream_stop(),
+            build.begin(), build.relation(_X, _ID), build.insert(row), build.commit(),
+            build.stream_start(first_segment=0), build.insert(row, xid=700), build.stream_stop(),
+            build.stream_commit(),
+            build.begin(), build.insert(row), build.commit(),
+        ],
+        {"x"},
+    )  # fmt: skip
+    rows = [change for each in _seen(found) for change in each if isinstance(change, bytes)]
+    assert rows == [build.insert(build.row(build.text(value))) for value in (b"1", b"2", b"1", b"2")]
+
+
 def test_a_row_that_ends_early_is_no_row() -> None:
     """Cut anywhere, a change of such a table is reported at once, or is as malformed as it came."""
     whole = build.update(build.row(build.text(b"12"), build.null()), old=build.row(build.text(b"3"), build.text(b"4")))

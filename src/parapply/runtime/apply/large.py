@@ -90,11 +90,14 @@ class LargeApply:
         except (ConflictStop, DataFailed, CommandFailed, TargetRefused, RolledBack, Unwanted) as stop:
             await self._session.rollback()
             self._is_repeated = pieces.has_commands and not self._kit.rules.stops_on_error
-            await self._fail(stop, await self._rest(pieces.latest, job.pieces))
+            last = await self._rest(pieces.latest, job.pieces)
+            if not await self._is_applied(last):
+                await self._fail(stop, last)
         else:
             self._is_repeated = pieces.has_commands and not self._kit.rules.stops_on_error
-            await self._finish(last)
-            log_done(pieces.done, last)
+            if not await self._is_applied(last):
+                await self._finish(last)
+                log_done(pieces.done, last)
 
     async def apply_kept(self, kept: AsyncIterator[Transaction], end: Transaction) -> None:
         """Apply a streamed transaction that has ended, or skip it.
@@ -130,6 +133,14 @@ class LargeApply:
         self._is_repeated = pieces.has_commands and not self._kit.rules.stops_on_error
         await self._finish(end)
         log_done(pieces.done, end)
+
+    async def _is_applied(self, last: Transaction) -> bool:
+        """Return whether it was committed before the start, which is known only now; then nothing of it stays."""
+        if not self._kit.is_applied(last.end_lsn):
+            return False
+        await self._session.rollback()
+        self._job.left_out("committed before the start")
+        return True
 
     def _pieces(self, commit_lsn: int) -> PiecesWithCommands:
         return PiecesWithCommands(self._job, self._session, self._kit, self._repair, commit_lsn)

@@ -25,6 +25,7 @@ from parapply.plan.batch import Batch
 from parapply.plan.downgrade import Level
 from parapply.plan.halving import BatchPart, Form, Halving
 from parapply.plan.steps import is_serial, may_join, ordered_changes
+from parapply.plan.table import Lane
 from parapply.runtime.apply.failure import FailureClass, classify
 from parapply.runtime.apply.serial import SerialApply
 from parapply.runtime.apply.transaction import SetCommands, found_code, record_at_head, record_of_run
@@ -114,7 +115,10 @@ class PartApply:
         if not (was_at_head and is_same):
             job.resume.overtook = suspects
         # Where the tables or the rights have changed, the same statements are of no use either.
-        is_stale = classify(failure) is FailureClass.STALE or found_code(failure, sets.all)
+        is_stale = classify(failure) is FailureClass.STALE
+        if found_code(failure, sets.all):
+            await self._kit.tables.refresh_written(sets.all)
+            is_stale = True
         if sets.may_not_change_role(failure):
             self._kit.builder.may_change_role, is_stale = False, True
         return await self._apply(job, sets if is_same and not is_stale and not was_at_head else None)
@@ -138,7 +142,7 @@ class PartApply:
             return False
         await self._pool.head_turn(job)
         if halving.part.form not in _FROM_THE_START:
-            await self._tell(job, resume)
+            self._tell(job, resume)
         while not halving.is_done:
             part = halving.part
             self._target.show(WorkerState.EXECUTING if part.form in _FROM_THE_START else WorkerState.RETRYING)
@@ -154,15 +158,13 @@ class PartApply:
         job.times.executed_s = job.times.turn_s = asyncio.get_running_loop().time()
         return True
 
-    async def _tell(self, job: SetJob, resume: Resume) -> None:
-        """Log once that a batch is repeated, and have the tables read again if that is why."""
+    def _tell(self, job: SetJob, resume: Resume) -> None:
+        """Log once that a batch is repeated."""
         if resume.is_told:
             return
         resume.is_told = True
         end_lsn = format_lsn(job.batch.end_lsn)
         self._log.warning("batch_retried", seq=job.batch.seq, worker=job.worker, end_lsn=end_lsn, reason=job.error)
-        if job.error == RetryReason.CODE:
-            await self._kit.tables.refresh_written(job.batch)
 
     async def _part(self, job: SetJob, resume: Resume, part: BatchPart, sets: SetCommands | None) -> None:
         """Commit a part, or have less of it tried next.
@@ -207,7 +209,7 @@ class PartApply:
             commands = run.commands_of(n_committed)
             job.attempts += 1
             job.error = failure.sqlstate or RetryReason.ROW_COUNT
-            await self._tell(job, resume)
+            self._tell(job, resume)
             if 0 <= failure.statement < len(commands):
                 plan = commands[failure.statement].plan
                 if plan.facts.triggers and not failure.sqlstate:
@@ -229,7 +231,8 @@ class PartApply:
         made: list[Command] = []
         try:
             await self._session.execute_ahead(record, self._checked(run, made), on_sent=show)
-            is_whole = run.n_made == len(together)
+            # By the plans of now: since the batch was read, code may have come that is not trusted with several.
+            is_whole = run.n_made == len(together) and _are_joined(made)
             if is_whole and not (self._skips and any(map(self._is_wanted, together))):
                 self._target.show(WorkerState.COMMITTING)
                 await self._target.end(job, record)
@@ -241,7 +244,9 @@ class PartApply:
             await self._failed(job, resume, failure)
             is_code = found_code(failure, made)
             job.error = RetryReason.CODE if is_code else failure.sqlstate or RetryReason.ROW_COUNT
-            await self._tell(job, resume)
+            self._tell(job, resume)
+            if is_code:
+                await self._kit.tables.refresh_written(made)
             is_whole = False
         if not is_whole:
             resume.halving.failed()
@@ -289,7 +294,7 @@ class PartApply:
         except StatementFailed as failure:
             await self._failed(job, resume, failure)
             if found_code(failure, sets.all):
-                await self._kit.tables.refresh_written(job.batch)
+                await self._kit.tables.refresh_written(sets.all)
             elif classify(failure) is FailureClass.FINAL:
                 resume.suspects = sets.suspects(failure) if failure.statement >= 0 else []
             resume.halving.failed()
@@ -343,7 +348,7 @@ class PartApply:
         except StatementFailed as failure:
             await self._failed(job, resume, failure)
             if found_code(failure, commands):
-                await self._kit.tables.refresh_written(job.batch)
+                await self._kit.tables.refresh_written(commands)
             if 0 <= failure.statement < len(owners):
                 resume.halving.isolate(owners[failure.statement])
             else:
@@ -398,6 +403,11 @@ class PartApply:
             n_in_order=resume.n_in_order,
             attempts=job.attempts,
         )
+
+
+def _are_joined(commands: Sequence[Command]) -> bool:
+    plans = [plan for command in commands for plan in (command.plan, *command.others)]
+    return all(plan.is_joined for plan in plans if plan.lane is Lane.SERIAL)
 
 
 def _is_large(transaction: Transaction) -> bool:

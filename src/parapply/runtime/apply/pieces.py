@@ -225,8 +225,7 @@ class Pieces:
                 if self._repair is None:
                     # Code must see every change in commit order, and this transaction has not had its turn.
                     raise CodeFound from failure
-                assert planned.batch is not None, "sets were made of it"
-                await self._tables.refresh_written(planned.batch)
+                await self._tables.refresh_written(planned.commands)
             return False
         return True
 

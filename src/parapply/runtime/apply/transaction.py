@@ -339,7 +339,7 @@ class TargetTransaction:
             TargetLost: the connection ended.
         """
         await self._two_phase.leave_out(self.session, message, record_at_head(end))
-        job.left_out()
+        job.left_out("rolled back on the publisher")
 
     def _first(self, job: AppliedJob, record: Record) -> Record | Proof:
         """Return the record of the target transaction of a job."""
@@ -391,6 +391,7 @@ class WorkerKit:
         conflict_handler: knows the transactions to skip, and keeps conflicts.
         two_phase: knows the prepared transactions.
         rules: conditions of the epoch.
+        is_applied: returns whether the transaction that ends at an LSN was committed before the epoch.
         ahead: commands of a batch that waits for another.
     """
 
@@ -400,6 +401,7 @@ class WorkerKit:
     conflict_handler: ConflictHandler
     two_phase: TwoPhase
     rules: ApplyRules
+    is_applied: Callable[[int], bool]
     ahead: Ahead = field(default_factory=Ahead)
 
     def new_attempts(self) -> Attempts:

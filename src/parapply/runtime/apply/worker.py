@@ -197,7 +197,8 @@ class Worker:
         if turn is CommitTurn.GIVE_BACK:
             self._pool.give_back(job)
             return False
-        suspects = sets.suspects(None)
+        is_skipped = self._skips.ends and self._skips.hits(job.batch)
+        suspects = [] if is_skipped else sets.suspects(None)
         self._kit.tables.count_retry(suspects)
         self._kit.tables.distrust(suspects, Level.ALONE)
         job.must_yield = False

@@ -222,6 +222,7 @@ class Batcher:
         if self._notes_transactions:
             job.arrivals.append((len(job.batch.transactions), job.times.received_s))
         if transaction.relations:
+            self.tables.announced(transaction.relations)
             self.plans_changed()
         return job
 
@@ -276,6 +277,7 @@ class Batcher:
             self.close_open()
         for relation in relations:
             self.tables.plans.announce(relation)
+        self.tables.announced(relations)
         self.plans_changed()
 
     def plans_changed(self) -> None:

@@ -269,6 +269,8 @@ class Intake:
             if whole is None:
                 return
             transaction = whole
+        else:
+            self._special.announce(transaction.relations)
         if self._commands.takes(transaction):
             await self._commands.take(transaction)
             return

@@ -26,8 +26,10 @@ from parapply.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parapply.engine.job import Job
-    from parapply.model import Transaction
+    from parapply.model import Relation, Transaction
     from parapply.plan.commands import JudgedFrames
     from parapply.runtime.intake.batcher import Admission
     from parapply.runtime.intake.commands import CommandTransactions
@@ -86,6 +88,10 @@ class SpecialTransactions:
         """Have a PREPARE recorded that was done before, or that needs none: the publisher has rolled it back."""
         self._decide(event, message)
 
+    def announce(self, relations: Sequence[Relation]) -> None:
+        """Note relations that a transaction not in progress announces, at its place in the stream."""
+        self._streams.announce(relations)
+
     def close(self) -> None:
         """Forget the transactions in progress; they come again after a reconnect (trap T-55)."""
         self._streams.close()
@@ -106,9 +112,12 @@ class SpecialTransactions:
         stream = self._streams.ending(event)
         is_done = self._admission.is_applied(event.end_lsn) or self._admission.is_prepared(message)
         if not stream.is_followed and not is_done and stream.size_bytes < self._piece_bytes:
-            return await _whole(self._streams.take(event), event, message)
+            _, others = self._streams.comes_in_force(stream)
+            return await _whole(self._streams.take(event), event, message, others)
         self._batcher.close_open()
         self._batcher.received(event)
+        own, others = self._streams.comes_in_force(stream)
+        in_force = [*own, *others]
         has_commands = stream.has_ddl and not is_done
         commands: JudgedFrames = {}
         if has_commands:
@@ -117,7 +126,7 @@ class SpecialTransactions:
                 commands.update(await self.commands.judged(await stream.read(block)))
             await self.commands.before(stream.relations)
         else:
-            await self._admission.announce(stream.relations)
+            await self._admission.announce(in_force)
         if not is_done and self._admission.starts.is_apart(stream.relations, event.commit_lsn):
             if (follower := self._pool.flight.follower_of(stream)) is not None:
                 # Its locks would hold up the copy that it waits for.
@@ -141,7 +150,7 @@ class SpecialTransactions:
         job.commands = commands
         self._submit_alone(job, event)
         if has_commands:
-            await self.commands.after(stream.relations)
+            await self.commands.after(in_force)
         return None
 
     def _decide(self, event: Transaction, message: CommitPrepared | RollbackPrepared | Prepare | StreamPrepare) -> None:
@@ -162,9 +171,19 @@ class SpecialTransactions:
         self._batcher.submit(job, event)
 
 
-async def _whole(stream: StreamBuffer, event: Transaction, message: StreamCommit | StreamPrepare) -> Transaction:
-    """Return a transaction that fits into memory as if it had come whole."""
+async def _whole(
+    stream: StreamBuffer, event: Transaction, message: StreamCommit | StreamPrepare, others: Sequence[Relation]
+) -> Transaction:
+    """Return a transaction that fits into memory as if it had come whole.
+
+    Args:
+        stream: its changes.
+        event: its end.
+        message: of the event.
+        others: announced later than what it announces of them; in force behind it.
+    """
     changes = [change for block in stream.blocks for change in await stream.read(block)]
+    changes += others
     whole = piece_of(event.xid, changes, stream.size_bytes, has_ddl=stream.has_ddl)
     stream.close()
     whole.commit_lsn, whole.end_lsn = event.commit_lsn, event.end_lsn

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply import failpoints
@@ -21,7 +22,7 @@ from parapply.model import Relation, Transaction
 from parapply.wire.rows import KIND_AT, TRUNCATE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from parapply.engine.job import StreamJob
     from parapply.spill import BlockPlace, Spill, SpillFile
@@ -45,14 +46,22 @@ class SubAborted(NamedTuple):
     subxid: int
 
 
+class Announced(NamedTuple):
+    """A relation that a transaction in progress has announced."""
+
+    place: tuple[int, int]  # as in `StreamBuffer.subs`
+    number: int  # of all announcements, as they came
+    relation: Relation
+
+
 class StreamBuffer:
     """One transaction in progress. Written by intake through `StreamBuffers`; its follower takes from `todo`."""
 
     def __init__(self, xid: int) -> None:
         self.xid = xid
         self.blocks: list[Block] = []
-        #: Relations announced in it, in order, each with its place as in `subs`.
-        self.announced: list[tuple[tuple[int, int], Relation]] = []
+        #: Relations announced in it, in order.
+        self.announced: list[Announced] = []
         #: Place of the first change of each subtransaction, in order: (number of the block, index in it).
         self.subs: dict[int, tuple[int, int]] = {}
         #: Commands of the publisher's queue are among its changes, or were and were rolled back.
@@ -82,7 +91,7 @@ class StreamBuffer:
     @property
     def relations(self) -> list[Relation]:
         """Return the relations announced in it, in order; rolled back ones come again if needed (trap T-52)."""
-        return [relation for _, relation in self.announced]
+        return [one.relation for one in self.announced]
 
     def stop_following(self, why: str) -> None:
         """Detach the worker, which has rolled back and gives up; the kept chunks are applied at the commit."""
@@ -170,6 +179,9 @@ class StreamBuffers:
         self._limits = limits
         self._open: dict[int, StreamBuffer] = {}
         self._memory_bytes = 0
+        self._n_announced = 0
+        #: Latest announcement in force by OID and by name, of those made while a transaction was in progress.
+        self._in_force: dict[int | tuple[str, str], Announced] = {}
         self._log = get_logger()
 
     def __len__(self) -> int:
@@ -198,7 +210,9 @@ class StreamBuffers:
         if piece.relations:
             number = len(stream.blocks)
             changes = enumerate(piece.changes)
-            stream.announced += [((number, at), change) for at, change in changes if isinstance(change, Relation)]
+            stream.announced += [
+                self._numbered((number, at), change) for at, change in changes if isinstance(change, Relation)
+            ]
         block = Block(piece, None, chunk.runs, len(piece.changes), piece.size_bytes, after_seq)
         stream.blocks.append(block)
         stream.size_bytes += block.size_bytes
@@ -208,6 +222,34 @@ class StreamBuffers:
         if stream.is_followed or not is_small:
             await self._to_disk(stream)
         return stream
+
+    def _numbered(self, place: tuple[int, int], relation: Relation) -> Announced:
+        self._n_announced += 1
+        return Announced(place, self._n_announced, relation)
+
+    def announce(self, relations: Sequence[Relation]) -> None:
+        """Note relations announced outside of streams: they stay in force when a stream ends that had others before."""
+        for relation in relations if self._open else ():
+            self._put_in_force(self._numbered((0, 0), relation))
+
+    def _put_in_force(self, one: Announced) -> None:
+        for key in (one.relation.oid, one.relation.full_name):
+            if (other := self._in_force.get(key)) is None or other.number < one.number:
+                self._in_force[key] = one
+
+    def comes_in_force(self, stream: StreamBuffer) -> tuple[list[Relation], list[Relation]]:
+        """Return the relations that come in force with a stream's end, and others' to be in force behind them.
+
+        For the publisher the one that it sent last is in force, in whichever transaction: once a table has changed, it
+        no longer knows that a stream had it before, and announces it only to the next one that needs it.
+        """
+        for one in stream.announced:
+            self._put_in_force(one)
+        latest, mine = self._in_force, set(stream.announced)
+        own = [one.relation for one in stream.announced if latest[one.relation.oid] in mine]
+        others = {latest[key] for one in mine for key in (one.relation.oid, one.relation.full_name)} - mine
+        stay = [one for one in others if latest[one.relation.oid] is latest[one.relation.full_name]]
+        return own, [one.relation for one in sorted(stay, key=itemgetter(1))]
 
     def is_worth_a_worker(self, stream: StreamBuffer) -> bool:
         """Return whether a worker should follow it, and none does yet."""
@@ -275,6 +317,9 @@ class StreamBuffers:
 
     def _forget(self, stream: StreamBuffer) -> None:
         self._open.pop(stream.xid, None)
+        if not self._open:
+            # The next announcement of a stream is later than all of these.
+            self._in_force.clear()
         self._memory_bytes -= stream.memory_bytes
         stream.memory_bytes = 0
 
@@ -321,7 +366,7 @@ class StreamBuffers:
         kept = [_cut_block(dropped[0], index)] if index else []
         stream.blocks[number:] = kept
         stream.subs = {xid: place for xid, place in stream.subs.items() if place < (number, index)}
-        stream.announced = [one for one in stream.announced if one[0] < (number, index)]
+        stream.announced = [one for one in stream.announced if one.place < (number, index)]
         gone = dropped[len(kept) :]
         stream.size_bytes -= sum([block.size_bytes for block in gone])
         in_memory = sum([block.size_bytes for block in gone if block.place is None])

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from parapply.runtime.tables.prefetch import AheadFacts, CataloguePrefetch
     from parapply.target.catalogue.facts import Ask
     from parapply.target.session.settings import Connection
+    from parapply.target.sql.commands import Command
 
 
 class TablePlans:
@@ -262,6 +263,11 @@ class TablePlans:
             self.plans.current[relation.oid] = plan
         self._to_show.add(relation)
 
+    def announced(self, relations: Iterable[Relation]) -> None:
+        """Take out of force whatever relations, now in force, have taken the name from."""
+        for relation in {relation.full_name: relation for relation in relations}.values():
+            self._forget_namesakes(relation)
+
     def _forget_namesakes(self, relation: Relation) -> None:
         """Take a relation out whose name another one has now: it was dropped or renamed (trap T-71).
 
@@ -309,14 +315,14 @@ class TablePlans:
                 refused[relation] = error
         return refused
 
-    async def refresh_written(self, batch: Batch) -> None:
-        """Read the catalogue again for the tables of a batch, now, and soon for all others.
+    async def refresh_written(self, commands: Iterable[Command]) -> None:
+        """Read the catalogue again for the tables of commands, now, and soon for all others.
 
         Raises:
             TargetRefused, TargetLost: as `resolve`.
         """
         self.is_in_doubt.set()
-        await self.refresh({changes.plan.relation for changes in batch.table_changes})
+        await self.refresh({plan.relation for one in commands for plan in (one.plan, *one.others)})
 
     async def _plan_ahead(self, relation: Relation) -> TablePlan | None:
         """Return the plan by the facts read while the stream started, if they fit."""

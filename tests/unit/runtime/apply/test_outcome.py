@@ -69,6 +69,7 @@ async def test_what_was_repaired_is_shown_no_longer() -> None:
         conflict_handler=handler,
         two_phase=cast("TwoPhase", two_phase),
         rules=ApplyRules(commands=cast("CommandRules", None), piece_bytes=1, stops_on_error=False),
+        is_applied=lambda _: False,
     )
     session = cast("WorkerSession", None)
     job = OutcomeJob(Batch(1), _MESSAGE)

@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from msgspec.structs import replace
 
 from parapply.config import ApplyConfig, DdlConfig, TargetConfig
 from parapply.engine import intake as closing
@@ -125,6 +126,9 @@ class _Tables:
 
     def resolve_new(self, relations: Sequence[object]) -> bool:
         return (self.is_read_ahead or not relations) and all(relation in self.plans.known for relation in relations)
+
+    def announced(self, _relations: object) -> None:
+        """No table takes another's name."""
 
     async def resolve(self, relations: Sequence[object]) -> None:
         assert all(relation in self.plans.known for relation in relations)
@@ -273,13 +277,13 @@ def row(key: str) -> bytes:
     return build.row(build.text(key.encode()), build.text(b"a"), build.null())
 
 
-def announced() -> bytes:
+def announced(*, xid: int | None = None, replica_identity: str = "d") -> bytes:
     """Return the announcement of the plain table."""
     columns = [
         build.ColumnSpec(column.name, type_oid=column.type_oid, flags=int(column.is_key))
         for column in PLAIN.relation(0).columns
     ]
-    return build.relation(*columns, oid=OID, namespace="s", name=PLAIN.name)
+    return build.relation(*columns, oid=OID, namespace="s", name=PLAIN.name, replica_identity=replica_identity, xid=xid)
 
 
 async def settle() -> None:
@@ -563,6 +567,26 @@ async def test_what_a_transaction_announced_that_is_left_out_is_known_to_retries
             assert isinstance(job, SetJob)
             assert len(job.batch.transactions) == 1
             assert OID in job.plans_before
+
+
+@pytest.mark.parametrize("piece_bytes", [1 << 30, 2000], ids=["whole", "large"])
+async def test_what_a_stream_has_announced_before_others_is_in_force_for_it_alone(piece_bytes: int) -> None:
+    """The later announcement stays in force when the stream ends, because the publisher does not send it again."""
+    lab = _Lab(piece_bytes=piece_bytes)
+    plan = PLAIN.plan(0)
+    older = replace(plan.relation, replica_identity="f")
+    lab.tables.plans.known[older] = replace(plan, relation=older)
+    insert = build.insert(row("1"), oid=OID, xid=700)
+    chunk = (build.stream_start(), announced(xid=700, replica_identity="f"), *[insert] * 5, build.stream_stop())
+    async with lab.running():
+        lab.stream.feed(
+            *[build.xlog_data(payload) for payload in chunk],
+            *lab.transaction(announced(), build.insert(row("2"), oid=OID)),
+            build.xlog_data(build.stream_commit(commit_lsn=lab.lsn + 0x100, end_lsn=lab.lsn + 0x130)),
+        )
+        await settle()
+        assert lab.batcher.received_lsn == lab.lsn + 0x130
+        assert lab.tables.plans.current[OID].relation == plan.relation
 
 
 async def test_what_is_committed_already_is_not_applied_again() -> None:

@@ -6,12 +6,13 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from parapply.errors import SpillFailed
-from parapply.model import Relation, Transaction
+from parapply.model import Column, Relation, Transaction
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.spill import Spill
 from parapply.wire.messages import Chunk, StreamAbort
@@ -19,6 +20,7 @@ from tests import build
 from tests.unit.streams_model import CHANGE_BYTES, XID, Publisher, Subscriber
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 LARGE = 1 << 30
@@ -96,6 +98,96 @@ async def test_t52_what_was_announced_in_a_rolled_back_subtransaction_is_forgott
     streams.abort(StreamAbort(xid=XID, subxid=701, abort_lsn=None, abort_time_us=None))
     assert stream.relations == [kept]
     streams.close()
+
+
+@settings(deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(seed=st.integers(0, 1 << 32))
+def test_the_announcement_in_force_is_the_publishers(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    """Whatever changes a table's columns or name, and however streams end, nothing is read by an older announcement."""
+    asyncio.run(_random_announcements(tmp_path_factory.getbasetemp(), random.Random(seed)))
+
+
+class _Entry:
+    """Of a table in the publisher's cache. Source: PostgreSQL, pgoutput.c, `RelationSyncEntry`."""
+
+    def __init__(self, oid: int) -> None:
+        self.relation = Relation(oid=oid, schema="s", name=str(oid), replica_identity="d", columns=())
+        self.schema_sent = False
+        self.streamed_txns: set[int] = set()
+
+    def alter(self, name: str, version: int) -> None:
+        """Invalidate it, because the table has got other columns or another name."""
+        column = Column(is_key=False, name=str(version), type_oid=23, type_modifier=-1)
+        self.relation = msgspec.structs.replace(self.relation, name=name, columns=(column,))
+        self.schema_sent = False
+        self.streamed_txns.clear()
+
+
+class _Announcing:
+    """A publisher of two tables with transactions in progress, and what is in force for its subscriber."""
+
+    def __init__(self, directory: Path, chooser: random.Random) -> None:
+        self._streams = StreamBuffers(Spill(directory, LARGE), ALL_IN_MEMORY)
+        self._chooser = chooser
+        self._entries = [_Entry(oid) for oid in (1, 2)]
+        self.xids: list[int] = []
+        self._in_force: dict[int, Relation] = {}
+
+    def alter(self, number: int) -> None:
+        """Give a table other columns, and perhaps a name that is free."""
+        entry = self._chooser.choice(self._entries)
+        free = {"1", "2", "3"} - {one.relation.name for one in self._entries}
+        entry.alter(self._chooser.choice([entry.relation.name, *sorted(free)]), number)
+
+    def change(self) -> None:
+        """Change a row in a transaction that comes whole."""
+        entry = self._chooser.choice(self._entries)
+        if not entry.schema_sent:
+            self._streams.announce([entry.relation])
+            self._announce([entry.relation])
+            entry.schema_sent = True
+        assert self._in_force[entry.relation.oid] == entry.relation
+
+    async def stream(self, number: int) -> None:
+        """Change a row in a transaction in progress."""
+        entry = self._chooser.choice(self._entries)
+        xid = self._chooser.choice([*self.xids, 100 + number])
+        if xid not in self.xids:
+            self.xids.append(xid)
+        if xid not in entry.streamed_txns:
+            await self._streams.add(_piece(entry.relation), Chunk(xid=xid, runs=((0, xid),)), 0)
+            entry.streamed_txns.add(xid)
+
+    def end(self) -> None:
+        """Commit a transaction in progress, or roll it back."""
+        xid = self.xids.pop(self._chooser.randrange(len(self.xids)))
+        is_commit = self._chooser.random() < 0.7
+        for one in self._entries:
+            one.schema_sent |= is_commit and xid in one.streamed_txns
+            one.streamed_txns.discard(xid)
+        if is_commit:
+            own, others = self._streams.comes_in_force(self._streams.ending(Transaction(xid, 0, 0)))
+            self._announce([*own, *others])
+        self._streams.drop(xid)
+
+    def _announce(self, relations: Sequence[Relation]) -> None:
+        self._in_force.update({one.oid: one for one in relations})
+        last = {one.full_name: one.oid for one in relations}
+        self._in_force = {oid: one for oid, one in self._in_force.items() if last.get(one.full_name, oid) == oid}
+
+
+async def _random_announcements(directory: Path, chooser: random.Random) -> None:
+    publisher = _Announcing(directory, chooser)
+    for number in range(chooser.randint(5, 40)):
+        wish = chooser.choice(("alter", "change", "change", "stream", "stream", "end"))
+        if wish == "alter":
+            publisher.alter(number)
+        elif wish == "change":
+            publisher.change()
+        elif wish == "stream":
+            await publisher.stream(number)
+        elif publisher.xids:
+            publisher.end()
 
 
 async def test_f21_what_cannot_be_kept_fails_at_its_end_and_not_before(tmp_path: Path) -> None:
