@@ -104,7 +104,7 @@ _FIRST_CHANGES: Final = 5_000
 _FIRST_BYTES: Final = 4 * 1024 * 1024
 #: Times as much as configured that a batch of few changes for each of many tables may have.
 THIN_SIZE: Final = 4
-#: Transactions of a batch below which whoever has configured so few wants commits close to the publisher's.
+#: Transactions of a batch below which the operator who configured so few wants commits close to the publisher's.
 _SMALL_TRANSACTIONS: Final = 20_000
 #: Not below this part of the first size.
 _SMALLEST_PART: Final = 8

@@ -165,7 +165,7 @@ async def load_alike(
     shapes: dict[bytes, TableFacts],
     most: int,
 ) -> dict[tuple[str, str], TableFacts]:
-    """Return what `load_many` would, in half the time, for those of thousands of tables that have a common shape.
+    """Return the result of `load_many` for the tables with a common shape among thousands, in half the time.
 
     Args:
         conn: any session of the target, in autocommit mode.

@@ -29,7 +29,7 @@ _PLAIN: Final = f"""c.relkind = 'r' AND NOT c.relispartition AND c.relpersistenc
       SELECT FROM pg_catalog.pg_index i
       WHERE i.indrelid = c.oid AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL))"""
 
-# What is said of one table, each with the catalogue's rows and the column that has the table's OID.
+# Parts of a table's shape, each with the catalogue's rows and the column that has the table's OID.
 _COLUMNS: Final = (
     """pg_catalog.string_agg(pg_catalog.concat_ws(' ', a.attnum, pg_catalog.quote_literal(a.attname), a.atttypid,
      a.atttypmod, a.attcollation, a.attidentity, a.attgenerated), ', ' ORDER BY a.attnum)""",
