@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from parapply.target.catalogue.fingerprint import change_counts, fingerprints, fingerprints_of_few
+from parapply.target.catalogue.fingerprint import change_counts, fingerprints, fingerprints_of_few, gives_access
 from tests.integration.table_cases import Refused, Worker, worker_on
 
 if TYPE_CHECKING:
@@ -208,6 +208,33 @@ def test_privileges_by_membership_count(worker: Worker, prints: _Looker) -> None
     assert prints([oid], "pg_monitor") != prints([oid], "pg_signal_backend")
     with pytest.raises(Refused, match="permission denied"):
         worker.run_text("SET ROLE pg_signal_backend; INSERT INTO t VALUES (1)")
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_access_to_a_table_is_read_from_its_text(worker: Worker, prints: _Looker) -> None:
+    """Only where all rows may be read and written; the privilege to truncate is asked for when it is needed."""
+    worker.run_text(
+        "CREATE SCHEMA s; CREATE TABLE s.t(id int); GRANT USAGE ON SCHEMA s TO pg_monitor;"
+        " GRANT SELECT, INSERT, UPDATE, DELETE ON s.t TO pg_monitor"
+    )
+    oid = _oid(worker, "s.t")
+
+    def has_access(role: str = "pg_monitor") -> bool:
+        return gives_access(prints([oid], role)[oid])
+
+    assert has_access("NONE")
+    assert has_access()
+    assert not has_access("pg_signal_backend")
+    for privilege in ("SELECT", "INSERT", "UPDATE", "DELETE"):
+        worker.run_text(f"REVOKE {privilege} ON s.t FROM pg_monitor; GRANT TRUNCATE ON s.t TO pg_monitor")
+        assert not has_access(), privilege
+        worker.run_text(f"GRANT {privilege} ON s.t TO pg_monitor")
+        assert has_access()
+    worker.run_text("ALTER TABLE s.t ENABLE ROW LEVEL SECURITY")
+    assert not has_access()
+    worker.run_text("ALTER TABLE s.t DISABLE ROW LEVEL SECURITY; REVOKE USAGE ON SCHEMA s FROM pg_monitor")
+    assert not has_access()
+    assert not gives_access("")
 
 
 def test_a_thousand_tables_are_cheap(worker: Worker, prints: _Looker) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from parapply.config import TableConfig
 from parapply.login import Login
 from parapply.model import Column, Relation
 from parapply.runtime.rest import Rest
@@ -21,6 +22,7 @@ from parapply.runtime.tables.prefetch import CataloguePrefetch
 from parapply.runtime.tables.watch import CatalogueWatch
 from parapply.target.catalogue import facts
 from parapply.target.catalogue.fingerprint import fingerprints
+from parapply.target.catalogue.match import match
 from parapply.target.sql.statements import Statements, counted
 from parapply.tasks import end_tasks
 from parapply.wire.rows import BINARY_TYPES
@@ -38,8 +40,8 @@ DO $$ BEGIN FOR i IN 1..{_N_TABLES} LOOP
 END LOOP; END $$
 """
 _NAMES = [("public", f"t{number}") for number in range(1, _N_TABLES + 1)]
-#: Names to OIDs, shapes, facts and access, for the first group and for the others.
-_AHEAD = 8
+#: Names to OIDs, shapes and facts, for the first group and for the others.
+_AHEAD = 6
 
 
 class Queries:
@@ -119,6 +121,23 @@ async def test_first_announcements_of_known_tables_cost_no_query_each(
     assert set(tables.plans.known) == set(relations)
     assert queries.n_facts == 0
     assert queries.n_fingerprints <= 2
+
+
+async def test_a_plan_by_another_ones_shape_is_the_tables_own(control_pool: ControlPool, target_db: Database) -> None:
+    """Of a table that differs from those before it by names only, and of one that differs by an index as well."""
+    target_db.execute("CREATE INDEX ON t3 (n); CREATE UNIQUE INDEX ON t4 (n)")
+    ahead = CataloguePrefetch(control_pool, "replica", _names)
+    tables = TablePlans(control_pool, ahead, "replica", {"public.t5": TableConfig(parallel="never")})
+    relations = _relations()[:6]
+    relations[5] = replace(relations[5], replica_identity="f")
+    await tables.resolve(relations)
+    await ahead.close()
+    for relation in relations:
+        async with control_pool.session() as conn:
+            found = await facts.load_facts(conn, *relation.full_name, role="replica")
+        assert found is not None
+        parallel = "never" if relation.name == "t5" else "auto"
+        assert tables.plans.known[relation] == match(relation, found, parallel=parallel), relation.name
 
 
 async def test_a_table_is_planned_without_waiting_at_its_first_announcement_only(

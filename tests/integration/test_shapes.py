@@ -127,12 +127,18 @@ def test_a_collation_counts(worker: Worker) -> None:
 
 
 def _compare(worker: Worker, names: Sequence[tuple[str, str]]) -> None:
-    """Check that tables read together are described as each read alone."""
+    """Check that tables read together are described as each read alone, also those that are read only if alike."""
 
     async def compare() -> None:
         async with await reading(worker.dsn) as conn:
             for role in ("replica", "origin"):
                 many = await facts.load_many(conn, names, role=role)
+                shapes: dict[bytes, TableFacts] = {}
+                oids = list((await facts.table_oids(conn, names)).values())
+                alike = await facts.load_alike(conn, oids, role=role, shapes=shapes, most=len(names))
+                assert alike.items() <= many.items()
+                assert {alike[name] for name in (names[0], names[-1])} == {many[name] for name in (names[0], names[-1])}
+                assert await facts.load_alike(conn, oids, role=role, shapes=shapes, most=0) == alike
                 for name in names:
                     alone = (await facts.load_many(conn, [name], role=role)).get(name)
                     together = many.get(name)

@@ -102,8 +102,10 @@ class Throttle:
 _FIRST_TRANSACTIONS: Final = 2_500
 _FIRST_CHANGES: Final = 5_000
 _FIRST_BYTES: Final = 4 * 1024 * 1024
-#: Times as many changes and bytes as configured that a batch of few changes for each of many tables may have.
+#: Times as much as configured that a batch of few changes for each of many tables may have.
 THIN_SIZE: Final = 4
+#: Transactions of a batch below which the operator who configured so few wants commits close to the publisher's.
+_SMALL_TRANSACTIONS: Final = 20_000
 #: Not below this part of the first size.
 _SMALLEST_PART: Final = 8
 #: Seconds of execution below which a full batch may be twice as large, and above which it is halved.
@@ -153,7 +155,9 @@ class BatchSizing:
         """
         if batch.is_thin:
             limits, most = self.limits, self.most
-            limits.most_transactions, limits.most_changes = most.transactions, THIN_SIZE * most.changes
+            is_small = most.transactions < _SMALL_TRANSACTIONS
+            limits.most_transactions = most.transactions if is_small else THIN_SIZE * most.transactions
+            limits.most_changes = THIN_SIZE * most.changes
             limits.most_bytes = self._thin_bytes
 
     def committed(self, job: Job) -> None:

@@ -29,6 +29,9 @@ cpdef list read_delete(bytes frame, Py_ssize_t n_columns)
 @cython.locals(values=list)
 cpdef list values_of(object row)
 
+@cython.locals(texts=list, values=list, value=bytes)
+cpdef list texts_of(list rows)
+
 @cython.locals(groups=dict)
 cpdef dict by_columns(list rows, Py_ssize_t n_columns)
 

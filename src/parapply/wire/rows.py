@@ -210,6 +210,15 @@ def values_of(row: KeptRow) -> Row:
     return row  # type: ignore[return-value]  # the interpreted twin keeps values only
 
 
+def texts_of(rows: list[KeptRow]) -> list[bytes | None]:
+    """Return the values of rows, none of them UNCHANGED, as text-format parameters: one row after the other."""
+    texts: list[bytes | None] = []
+    for row in rows:
+        for value in values_of(row):
+            texts.append(None if value == NULL else value[4:])  # type: ignore[index]  # noqa: PERF401  fast if compiled
+    return texts
+
+
 def value_at(row: KeptRow, position: int) -> Value:
     """Return one value of a row that a segment keeps."""
     if cython.compiled and isinstance(row, bytes):

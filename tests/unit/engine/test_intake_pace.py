@@ -83,8 +83,19 @@ def test_thin_batches_may_be_larger_than_others_and_say_nothing(took_s: float, n
         setattr(batch, limit, most)
         assert batch.is_full(limits)
         setattr(batch, limit, was)
+    assert (limits.most_transactions == 80_000) is is_thin
     batch.is_suspect = True
     assert batch.is_full(limits)
+
+
+@pytest.mark.parametrize("transactions", [1, 19_999])
+def test_no_batch_has_more_transactions_than_the_few_asked_for(transactions: int) -> None:
+    """An operator who allows one transaction wants each commit with its own time on the target."""
+    sizing = BatchSizing(Limits(transactions, 20_000, 8 * 1024 * 1024), memory_bytes=_MEMORY_BYTES)
+    job = job_of(sizing.limits, took_s=0.1)
+    job.batch.table_changes = [TableChanges(PLAIN.plan(0))] * 5_000
+    sizing.closed(job.batch)
+    assert sizing.limits.most_transactions == transactions
 
 
 def test_small_limits_are_kept_as_configured() -> None:

@@ -89,6 +89,8 @@ class TablePlans:
         self._renamed: dict[Relation, tuple[str, str]] = {}
         #: Plans by the catalogue alone; `plans` holds them downgraded where a table is not trusted.
         self._planned: dict[Relation, TablePlan] = {}
+        #: A plan and the facts that it was made of, by what tables of one shape share; see `_of_shape`.
+        self._shapes: dict[tuple[int, int, str], tuple[TablePlan, TableFacts]] = {}
         #: Names and publisher's OIDs of all relations ever planned.
         self._names: set[tuple[str, str] | int] = set()
         #: Publisher's OIDs of all relations ever planned, by name.
@@ -363,13 +365,15 @@ class TablePlans:
         if judged.keys() != self._replaced_of(relation).keys():
             raise TargetRefused(f"`replace` of {relation.qualified_name} cannot be judged inside a transaction")
         setting = self._config.get(relation.qualified_name)
-        parallel = setting.parallel if setting else "auto"
-        plan = match.match(
-            relation, found, parallel=parallel, is_relaxed=self._is_relaxed, apply_as=self._apply_as,
-            constants={} if self._mapping is None else self._mapping.constants_of(self._name(relation)),
-            omitted=() if self._mapping is None else self._mapping.omitted_of(self._name(relation)),
-            replacements=judged,
-        )  # fmt: skip
+        constants = {} if self._mapping is None else self._mapping.constants_of(self._name(relation))
+        omitted = () if self._mapping is None else self._mapping.omitted_of(self._name(relation))
+        if setting or constants or omitted or judged:
+            plan = match.match(
+                relation, found, parallel=setting.parallel if setting else "auto", is_relaxed=self._is_relaxed,
+                apply_as=self._apply_as, constants=constants, omitted=omitted, replacements=judged,
+            )  # fmt: skip
+        else:
+            plan = self._of_shape(relation, found)
         if (found.schema, found.name) != relation.full_name:
             plan = replace(plan, reason=f"{plan.reason}; on the target {found.schema}.{found.name}")
         if self._rules is None:
@@ -384,6 +388,25 @@ class TablePlans:
             checks_delete_origin=before_delete,
             reason=f"{plan.reason}; who wrote a row last is looked at before it is changed",
         )
+
+    def _of_shape(self, relation: Relation, found: TableFacts) -> TablePlan:
+        """Return the plan of a table without settings: a copy of an earlier one's that differs by names and OIDs.
+
+        Raises:
+            TargetRefused: as `match`.
+        """
+        # By identity: columns that are read once for many tables are one object, which an entry keeps alive.
+        key = id(relation.columns), id(found.columns), relation.replica_identity
+        if known := self._shapes.get(key):
+            plan, like = known
+            if _renamed(like, found) == found:
+                return replace(plan, relation=relation, facts=_renamed(plan.facts, found))
+        plan = match.match(relation, found, is_relaxed=self._is_relaxed, apply_as=self._apply_as)
+        if not plan.refusal:  # which names the table
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[key] = plan, found
+        return plan
 
     def _name(self, relation: Relation) -> tuple[str, str]:
         return self._renamed.get(relation, relation.full_name)
@@ -503,6 +526,11 @@ class TablePlans:
         )
 
 
+def _renamed(facts: TableFacts, other: TableFacts) -> TableFacts:
+    """Return facts with the names and OIDs of another table."""
+    return replace(facts, oid=other.oid, schema=other.schema, name=other.name, root_oid=other.root_oid)
+
+
 def _trusted(plan: TablePlan, trust: Downgrades) -> TablePlan:
     """Return a plan downgraded as far as its table is distrusted."""
     if trust.level is Level.TRUSTED:
@@ -517,6 +545,8 @@ def _trusted(plan: TablePlan, trust: Downgrades) -> TablePlan:
 
 #: Relations read again at once.
 _GROUP = 250
+#: Shapes of which a plan is kept.
+_MOST_SHAPES = 256
 #: Shown as the lane of a table that is not applied yet, or never.
 _WAITING = "waiting"
 _SCHEMA_ONLY = "schema only"

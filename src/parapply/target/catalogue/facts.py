@@ -6,6 +6,7 @@ Must never change anything and never guess: what the catalogue does not say is U
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakSet
 
@@ -30,7 +31,7 @@ from parapply.target.catalogue.query import (
     OIDS_SQL,
 )
 from parapply.target.catalogue.row_code import row_trigger
-from parapply.target.catalogue.shape import SHAPES_SQL
+from parapply.target.catalogue.shape import ALL_SHAPES_SQL, JOINS, SHAPES_SQL
 from parapply.target.session.settings import target_errors
 
 if TYPE_CHECKING:
@@ -154,6 +155,44 @@ async def load_many(
             schema, name = names[number - 1]
             facts[schema, name] = replace(known[shape], oid=oid, schema=schema, name=name, root_oid=oid)
     return {name: facts[name] for name in names if name in facts}
+
+
+async def load_alike(
+    conn: psycopg.AsyncConnection[Any],
+    oids: Sequence[int],
+    *,
+    role: str,
+    shapes: dict[bytes, TableFacts],
+    most: int,
+) -> dict[tuple[str, str], TableFacts]:
+    """Return the result of `load_many` for the tables with a common shape among thousands, in half the time.
+
+    Args:
+        conn: any session of the target, in autocommit mode.
+        oids: of the tables.
+        role: as of `load_facts`.
+        shapes: as of `load_many`.
+        most: shapes to describe at most, the commonest.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    with target_errors("reading the catalogue of the published tables"):
+        async with conn.transaction():
+            # Of one moment, as there.
+            await conn.execute(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; {JOINS}")
+            shaped = await _rows(conn, ALL_SHAPES_SQL, [list(oids)])
+            unknown = Counter([shape for *_, shape in shaped if shape not in shapes])
+            common = {shape for shape, _ in unknown.most_common(most)}
+            first = {shape: (schema, name) for schema, name, _, shape in shaped if shape in common}
+            await conn.execute(f"SET LOCAL enable_nestloop = on; {LOOKUPS}")
+            found = await _described(conn, list(first.values()), role) if first else {}
+    shapes.update({shape: facts for shape, name in first.items() if isinstance(facts := found.get(name), TableFacts)})
+    return {
+        (schema, name): replace(shapes[shape], oid=oid, schema=schema, name=name, root_oid=oid)
+        for schema, name, oid, shape in shaped
+        if shape in shapes
+    }
 
 
 async def _described(

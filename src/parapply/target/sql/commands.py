@@ -58,7 +58,7 @@ from parapply.wire.rows import (
     read_insert,
     read_update,
     text_of,
-    values_of,
+    texts_of,
 )
 
 if TYPE_CHECKING:
@@ -293,7 +293,10 @@ class CommandBuilder:
         for changes in tables:
             for segment in changes.segments:
                 if isinstance(segment, NetSegment):
-                    if effects := _effects(changes, segment, is_late=is_late):
+                    if self._is_wide and not is_late and _are_few_new(changes, segment):
+                        rows = [row for _, row in segment.net.values()]
+                        out += self._new_rows(self._of(segment.plan), rows, size_bytes)
+                    elif effects := _effects(changes, segment, is_late=is_late):
                         self._deletes(segment, effects, size_bytes, out)
                         self._writes(segment, effects, size_bytes, out)
                 elif is_late:
@@ -379,9 +382,8 @@ class CommandBuilder:
             yield from _sets(statements, partial(statements.set_insert, _all(plan)), rows, size_bytes, "insert")
             return
         # Only a row of an update may lack values.
-        values = [text_of(value) for row in rows for value in values_of(row)]  # type: ignore[arg-type]
         prepared = statements.few_insert(len(rows))
-        yield Command(prepared, values, expected=len(rows), operation="insert", plan=plan)
+        yield Command(prepared, texts_of(rows), expected=len(rows), operation="insert", plan=plan)
 
     def _deletes(self, segment: NetSegment, effects: Effects, size_bytes: int, out: list[Command]) -> None:
         """Come before `_writes`: a replaced row is in both."""
@@ -517,6 +519,11 @@ def _effects(changes: TableChanges, segment: NetSegment, *, is_late: bool) -> Ef
     if is_late and not changes.late_keys:
         return None
     return segment.by_effect(changes.late_keys, is_late=is_late)
+
+
+def _are_few_new(changes: TableChanges, segment: NetSegment) -> bool:
+    """Return whether net changes are a few new rows, all to be written now; their order then does not matter."""
+    return len(segment.net) <= _FEW_ROWS and not (segment.counts[1] or segment.counts[2] or changes.late_keys)
 
 
 def _without(effects: Effects, effect: int) -> Effects:
