@@ -65,11 +65,7 @@ def _tell_waiting(one: BlockedSession) -> None:
 
 
 async def open_target(config: Config, command: str) -> settings.Connection:
-    """Open a control session on the target.
-
-    Raises:
-        TargetLost, TargetRefused: as `settings.connect_control`.
-    """
+    """Open a control session on the target."""
     return await settings.connect_control(
         config.target.login,
         role=config.target.session_replication_role,
@@ -85,7 +81,6 @@ async def check_apart(config: Config, ends: Connections, facts: slot.SourceFacts
 
     Raises:
         TargetRefused: it is.
-        SourceRefused, SourceLost, TargetLost: an end cannot be asked.
     """
     timeline, started_us, is_copied = await _identity(ends.target, facts)
     if not is_copied:
@@ -118,11 +113,7 @@ async def _identity(target: settings.Connection, facts: slot.SourceFacts) -> tup
 
 @asynccontextmanager
 async def state_schema(target: settings.Connection, schema: str) -> AsyncIterator[None]:
-    """Make the state schema if it is missing; drop it again if the block is refused and no slot is noted in it.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be made.
-    """
+    """Make the state schema if it is missing; drop it again if the block is refused and no slot is noted in it."""
     is_new = await state.ensure_schema(target, schema)
     try:
         yield
@@ -172,7 +163,6 @@ async def known_state(config: Config, target: settings.Connection, system_identi
 
     Raises:
         TargetRefused: the state is of another version, or belongs to another publisher.
-        TargetLost: the connection broke.
     """
     schema = config.target.state_schema
     if not await state.has_schema(target, schema):
@@ -184,11 +174,7 @@ async def known_state(config: Config, target: settings.Connection, system_identi
 async def known_position(
     conn: settings.Connection, schema: str, found: state.SlotState | None
 ) -> refusals.KnownPosition | None:
-    """Return the target's state for the slot check, as read and as prepared; None if no state exists.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return the target's state for the slot check, as read and as prepared; None if no state exists."""
     if found is None:
         return None
     # A daemon that was killed between a PREPARE and its record leaves it above everything that is recorded. So does a
@@ -214,7 +200,6 @@ async def check_history(config: Config, conn: slot.Connection, version: int, fou
 
     Raises:
         SlotLost, SourceRefused, SlotBusy: as `source.history.check`.
-        SourceLost: the connection broke.
     """
     source = config.source
     facts = await slot.read_slot(conn, source.slot)
@@ -259,7 +244,6 @@ async def carry_origin(  # noqa: PLR0913, PLR0917  whose session writes what
 
     Raises:
         TargetRefused: it does not, and something needs that.
-        TargetLost: the connection broke.
     """
     problem = await origins.carry_origin(conn, origins.origin_name(slot_id, who))
     if problem is None:
@@ -301,7 +285,6 @@ async def check_back(config: Config, source: slot.Connection, facts: slot.Source
 
     Raises:
         SourceRefused: the cut-over has not come to the step at which the way back begins.
-        SourceLost: the connection broke.
     """
     if not facts.state_schemas:
         return

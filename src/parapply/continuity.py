@@ -53,9 +53,6 @@ async def look(  # noqa: PLR0913  both ends, and what is known
         slot_id: of the state.
         known: as read.
         gap_lsn: a publication was missing while changes before this LSN were decoded, since the last look.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
     """
     publications = config.source.publications
     rows = [row for row in known.tables if row.source_oid is not None and row.state == CopyState.COPIED]
@@ -85,11 +82,7 @@ async def look(  # noqa: PLR0913  both ends, and what is known
 async def leave_out(
     source: Connection, target: settings.Connection, config: Config, slot_id: int, known: Copies
 ) -> Copies:
-    """Have the state say which tables' rows the configuration leaves out, and return what is known then.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
-    """
+    """Have the state say which tables' rows the configuration leaves out, and return what is known then."""
     left = config.mapping.schema_only
     if not (left or any(row.is_schema_only for row in known.tables)):
         return known

@@ -229,11 +229,7 @@ async def run_prepared(
 
 
 def _check(results: Sequence[PGresult]) -> int:
-    """Return the rows of the only result.
-
-    Raises:
-        psycopg.Error: it is an error.
-    """
+    """Return the rows of the only result; raise psycopg.Error if it is an error."""
     (result,) = results
     if result.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
         raise psycopg.errors.error_from_result(result)

@@ -167,7 +167,6 @@ async def look_first(
 
     Raises:
         SourceRefused, TargetRefused: something would fail; what else would is printed already.
-        SourceLost, TargetLost: a connection broke, or a table is locked.
     """
     options = CheckOptions()
     if copy is not None:

@@ -68,11 +68,7 @@ def wal_limit(config: SourceConfig) -> WalLimit:
 
 
 async def look(conn: slot.Connection, slot_name: str) -> tuple[slot.SlotFacts | None, int]:
-    """Return the slot and the end of the publisher's WAL, for commands; the daemon looks at both anyway.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the slot and the end of the publisher's WAL, for commands; the daemon looks at both anyway."""
     flush_lsn = (await slot.position(conn)).flush_lsn
     return await slot.read_slot(conn, slot_name), flush_lsn
 

@@ -74,11 +74,7 @@ _SETTING_NAMES: Final = (
 
 
 async def oids_of(conn: Connection, tables: Sequence[tuple[str, str]]) -> list[int]:
-    """Return the OIDs of tables by schema and name; one that is gone has none.
-
-    Raises:
-        SourceLost, SourceRefused: the publisher could not be asked.
-    """
+    """Return the OIDs of tables by schema and name; one that is gone has none."""
     found = await _rows(conn, _OIDS, [[schema for schema, _ in tables], [name for _, name in tables]])
     return [int(oid) for (oid,) in found]
 

@@ -109,11 +109,7 @@ async def look_at(  # noqa: PLR0913  what is known by now
     *,
     of_state: Sequence[Finding] = (),
 ) -> Report:
-    """Look at both ends by open sessions; they can write again afterwards if nothing was raised.
-
-    Raises:
-        SourceLost, TargetLost: a connection broke, or a table is locked.
-    """
+    """Look at both ends by open sessions; they can write again afterwards if nothing was raised."""
     async with _reading(ends.source, source_errors), _reading(ends.target, target_errors):
         try:
             return await _look_at(ends, config, options, facts, known, of_state)

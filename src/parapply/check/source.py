@@ -173,11 +173,7 @@ class SourceSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_source(conn: slot.Connection, config: Config, facts: SourceFacts, options: CheckOptions) -> SourceSide:
-    """Read the publisher, by a number of queries that does not depend on the number of tables.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Read the publisher, by a number of queries that does not depend on the number of tables."""
     source = config.source
     with source_errors("checking the publisher"):
         server = await read_server(conn)

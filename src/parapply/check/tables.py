@@ -55,11 +55,7 @@ _SIZED: Final = frozenset({"character varying", "character", "bit varying"})
 async def read_tables(
     conn: Connection, config: Config, source: SourceSide, options: CheckOptions, *, is_known: bool
 ) -> tuple[list[TablePlan], list[Finding]]:
-    """Plan every published table; `is_known`: the target's state knows the slot, so rows exist that were applied.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Plan every published table; `is_known`: the target's state knows the slot, so rows exist that were applied."""
     places = [config.mapping.target_of(relation.full_name) for relation in source.relations]
     names = list(dict.fromkeys(places))
     role = config.target.session_replication_role

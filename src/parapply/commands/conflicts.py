@@ -47,12 +47,7 @@ async def _opened(config: Config, command: str) -> AsyncIterator[tuple[Connectio
 
 
 async def list_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
-    """Print conflicts without their rows.
-
-    Raises:
-        ConfigError: a filter cannot be read.
-        TargetRefused, TargetLost: as everywhere.
-    """
+    """Print conflicts without their rows; raise ConfigError if a filter cannot be read."""
     found = await _read(config, wanted)
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -192,11 +187,7 @@ async def skip(config: Config, lsn: int, wait_s: float, *, as_json: bool) -> Non
 
 
 async def cancel_skip(config: Config, lsn: int, *, as_json: bool) -> None:
-    """Take back a request that was not carried out.
-
-    Raises:
-        TargetRefused, TargetLost: as everywhere.
-    """
+    """Take back a request that was not carried out."""
     async with _opened(config, "skip") as (conn, slot_id):
         was_open = await asking.take_back(conn, config.target.state_schema, slot_id, lsn)
     if as_json:

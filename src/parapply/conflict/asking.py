@@ -56,7 +56,6 @@ async def ask(  # noqa: PLR0913  who, which, how long
 
     Raises:
         TargetRefused: it has been applied, no transaction can end there yet, or a privilege is missing.
-        TargetLost: the connection broke.
     """
     passed = in_schema(
         "SELECT $2::pg_lsn <= s.lowest_lsn OR EXISTS (SELECT FROM {s}.applied AS a WHERE a.slot_id = s.slot_id AND"
@@ -101,11 +100,7 @@ async def _check_end(conn: Connection, schema: str, slot_id: int, lsn: int, sour
 
 
 async def take_back(conn: Connection, schema: str, slot_id: int, lsn: int) -> bool:
-    """Take back a request that was not carried out yet; return whether one existed.
-
-    Raises:
-        TargetRefused, TargetLost: as `ask`.
-    """
+    """Take back a request that was not carried out yet; return whether one existed."""
     query = in_schema(
         "DELETE FROM {s}.skips WHERE slot_id = $1::int AND lsn = $2::pg_lsn AND outcome IN ('requested', 'accepted')"
         " RETURNING 1",

@@ -63,12 +63,7 @@ class ConflictHistory:
         return statement(self._write, self._values(conflict))
 
     async def write(self, conn: Connection, conflict: Conflict) -> None:
-        """Write a conflict whose transaction was rolled back, durably.
-
-        Raises:
-            TargetRefused: a privilege is missing.
-            TargetLost: the connection broke.
-        """
+        """Write a conflict whose transaction was rolled back, durably."""
         values = [None if value is None else value.decode() for value in self._values(conflict)]
         await state_rows(conn, self._schema, "writing the history of conflicts", _WRITE, values)
 
@@ -80,11 +75,7 @@ class ConflictHistory:
         ]
 
     async def has_stopped(self, conn: Connection) -> bool:
-        """Return whether a conflict is recorded whose transaction was stopped and not seen applied.
-
-        Raises:
-            TargetRefused, TargetLost: as `write`.
-        """
+        """Return whether a conflict is recorded whose transaction was stopped and not seen applied."""
         query = "SELECT EXISTS (SELECT FROM {s}.conflicts WHERE slot_id = $1::int AND outcome = $2)"
         values = [self._slot_id, ConflictOutcome.STOPPED.value]
         ((found,),) = await state_rows(conn, self._schema, "reading the history of conflicts", query, values)
@@ -98,9 +89,6 @@ class ConflictHistory:
         Args:
             conn: in autocommit mode.
             low_lsn: everything that ends here or before is applied.
-
-        Raises:
-            TargetRefused, TargetLost: as `write`.
         """
         query = in_schema(
             "UPDATE {s}.conflicts SET outcome = $4 WHERE conflict_id IN (SELECT conflict_id FROM {s}.conflicts"

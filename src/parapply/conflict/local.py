@@ -159,7 +159,6 @@ class LocalRows:
         Raises:
             StatementFailed: the failure itself, if that table is another than the change's (a trigger wrote to it); as
                 everywhere.
-            TargetLost: as everywhere.
         """
         shape = await self._shape(change.plan, failure)
         if shape is None:

@@ -67,7 +67,6 @@ async def replay(
 
     Raises:
         TargetRefused: one cannot be applied; roll back.
-        TargetLost: the connection broke.
     """
     role = target.session_replication_role
     effects = []

@@ -80,10 +80,6 @@ class Skips:
 
         Returns:
             End LSNs accepted now.
-
-        Raises:
-            TargetRefused: a privilege is missing.
-            TargetLost: the connection broke.
         """
         query = in_schema(
             "SELECT lsn, commit_lsn, outcome FROM {s}.skips WHERE slot_id = $1::int AND " + _OPEN,  # noqa: S608  own text
@@ -111,11 +107,7 @@ class Skips:
         return accepted
 
     async def learn(self, conn: Connection, commit_lsn: int, end_lsn: int) -> None:
-        """Record the commit LSN of a wanted large transaction, for when it is sent again.
-
-        Raises:
-            TargetRefused, TargetLost: as `look`.
-        """
+        """Record the commit LSN of a wanted large transaction, for when it is sent again."""
         query = "UPDATE {s}.skips SET commit_lsn = $3::pg_lsn WHERE slot_id = $1::int AND lsn = $2::pg_lsn"
         values = [self.slot_id, format_lsn(end_lsn), format_lsn(commit_lsn)]
         await state_rows(conn, self.schema, "writing which transaction to skip", query, values)

@@ -240,7 +240,6 @@ async def check_readable(conn: Connection, tables: Sequence[PublishedTable]) -> 
 
     Raises:
         SourceRefused: there are some.
-        SourceLost: the connection broke.
     """
     query: LiteralString = """
         SELECT DISTINCT w.schema_name || '.' || w.table_name

@@ -29,12 +29,7 @@ STAGE_IN: Final = sql.SQL("COPY {} FROM STDIN").format(_STAGE)
 
 
 async def judged(conn: Connection, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
-    """Return tables with their expressions as the target has judged them.
-
-    Raises:
-        TargetRefused: one cannot be kept.
-        TargetLost: the connection broke.
-    """
+    """Return tables with their expressions as the target has judged them; raise TargetRefused if one cannot be kept."""
     found = []
     for table in tables:
         if table.replaced:
@@ -63,11 +58,7 @@ def staged_out(table: PublishedTable, part: Part) -> sql.Composed:
 
 
 async def make_stage(conn: Connection, table: PublishedTable) -> None:
-    """Make the temporary table, until the end of the transaction.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be made.
-    """
+    """Make the temporary table, until the end of the transaction."""
     kept = [sql.Identifier(name) for name in _kept(table.filled, table)]
     names = [sql.SQL("{} AS {}").format(name, sql.Identifier(f"k{at}")) for at, name in enumerate(kept)]
     read = [each.type_sql for one in table.replacements for each in one.inputs]

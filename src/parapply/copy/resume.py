@@ -116,9 +116,6 @@ async def fingerprint(
     """Return the facts that must be unchanged for a part to be brought forward, as the session's snapshot shows them.
 
     Once the session has read the relation, or holds a lock on it. Empty: it must not be noted.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be read.
     """
     values = {"publications": list(publications), "root": table.oid, "schema": leaf[0], "name": leaf[1]}
     with slot.source_errors(f"reading the catalogue of {'.'.join(leaf)}"):

@@ -109,7 +109,6 @@ async def check_commands(config: Config, snapshot: SourceSnapshot, have_run: Col
 
     Raises:
         SourceRefused: there are some.
-        SourceLost: the connection broke.
     """
     login, name = config.source.login, f"parapply copy {config.source.slot}"
     async with await open_reader(login, name, snapshot) as reader:
@@ -150,7 +149,6 @@ async def check_unchanged(
 
     Raises:
         SourceRefused: one did, or came.
-        SourceLost: the connection broke.
     """
     login, name = config.source.login, f"parapply copy {config.source.slot}"
     async with await open_reader(login, name, snapshot) as reader:

@@ -103,7 +103,6 @@ async def late_count(source: Connection, config: Config, low_lsn: int) -> int:
 
     Raises:
         SlotBusy: a process reads the slot.
-        SourceRefused, SourceLost: it could not be read.
     """
     version, wanted = source.info.server_version, config.source
     found = start_options(version, wanted.publications, wanted.origin, two_phase=wanted.two_phase)

@@ -99,11 +99,7 @@ class CutoverLook:
             click.echo(printable(line))
 
     async def refusals(self, tables: Sequence[PublishedTable], *, has_made: bool) -> list[ParapplyError]:
-        """Return all that would be refused.
-
-        Raises:
-            SourceLost, TargetLost: a connection broke, or tables are locked.
-        """
+        """Return all that would be refused."""
         self._tables = tables
         of_stream = self._of_stream(), self._of_commands(), self._of_fence()
         of_back = self._of_opening(), self._of_slot(), self._of_publication(has_made=has_made)
@@ -130,7 +126,6 @@ class CutoverLook:
 
         Raises:
             TargetRefused: there are some.
-            TargetLost: the connection broke.
         """
         copied = await copies.load(self._ahead.target, self._forward.target.state_schema, self._slot_id)
         for error in self._of_copies(copied, low_lsn):
@@ -304,11 +299,7 @@ class CutoverLook:
             yield SourceRefused(f"the slot {name!r} of the way back is in use", hint="stop its reader")
 
     async def findings_of_back(self) -> list[ParapplyError]:
-        """Return what `parapply check` would refuse of the way back; its warnings are printed.
-
-        Raises:
-            SourceLost, TargetLost: a connection broke, or tables are locked.
-        """
+        """Return what `parapply check` would refuse of the way back; its warnings are printed."""
         reverse, back = self._reverse, self._back
         facts = await slot.inspect(back.source, reverse.source.slot)
         report = await look_at(back, reverse, CheckOptions(), facts, None)

@@ -92,11 +92,7 @@ async def missing_publications(conn: slot.Connection, names: Sequence[str]) -> l
 
 
 async def without_identity(ends: Connections, tables: Sequence[PublishedTable]) -> list[str]:
-    """Return the tables whose UPDATE and DELETE a publication would break on the target, and does not on the source.
-
-    Raises:
-        SourceLost, TargetLost: a connection broke.
-    """
+    """Return the tables whose UPDATE and DELETE a publication would break on the target, and does not on the source."""
     names = [[table.schema for table in tables], [table.name for table in tables]]
     with target_errors("reading the replica identities"):
         there = await rows(ends.target, sql.SQL(_WITHOUT_IDENTITY), names)
@@ -118,7 +114,6 @@ async def check_covers(
 
     Raises:
         SourceRefused: they do.
-        SourceLost: the connection broke.
     """
     operations = await slot.check_publications(conn, config.source.publications)
     if left_out := _OPERATIONS - operations:
@@ -170,11 +165,7 @@ async def drop_publication(conn: Connection, config: Config) -> None:
 
 
 async def state_of(ends: Connections, config: Config) -> state.SlotState | None:
-    """Return the state of the way back on the old source, None if there is none.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: as `state.load`.
-    """
+    """Return the state of the way back on the old source, None if there is none."""
     schema = config.target.state_schema
     if not await state.has_schema(ends.target, schema):
         return None
@@ -209,7 +200,6 @@ async def check_none_under_way(ends: Connections, config: Config, other_way: str
 
     Raises:
         TargetRefused: it is.
-        SourceRefused, SourceLost, TargetLost: as `state.load`.
     """
     schema, name = config.target.state_schema, config.source.slot
     found = await state_of(ends, config)
@@ -228,7 +218,6 @@ async def make_state(ends: Connections, config: Config, takeover_lsn: int) -> No
 
     Raises:
         SourceRefused, SourceLost: the slot cannot be read.
-        TargetRefused, TargetLost: it could not be written.
     """
     schema, name = config.target.state_schema, config.source.slot
     facts = await slot.inspect(ends.source, name)
@@ -267,9 +256,6 @@ async def can_filter(ends: Connections) -> bool:
 
     Args:
         ends: of the stream that runs; the role of its source writes under origins in the way back.
-
-    Raises:
-        SourceRefused, SourceLost: the source could not be asked.
     """
     with source_errors("looking whether the role may use replication origins"):
         ((may_use,),) = await rows(ends.source, sql.SQL(origins.MAY_USE_SQL))

@@ -248,11 +248,7 @@ class Cluster:
 
     @property
     def directory(self) -> Path:
-        """The server's directory, removed at the end.
-
-        Raises:
-            DemoError: before `init`.
-        """
+        """The server's directory, removed at the end; raise DemoError before `init`."""
         if self._base is None:
             raise DemoError(f"The server {self.name} was not initialised.")
         return self._base
@@ -269,11 +265,7 @@ class Cluster:
 
     @property
     def pid(self) -> int:
-        """Process id of the postmaster.
-
-        Raises:
-            DemoError: the server does not run.
-        """
+        """Process id of the postmaster; raise DemoError if the server does not run."""
         return self._running().pid
 
     @property

@@ -121,20 +121,12 @@ class Parapply:
         return done.stdout
 
     def start(self) -> None:
-        """Start the daemon.
-
-        Raises:
-            OSError: Python cannot be run.
-        """
+        """Start the daemon; raise OSError if Python cannot be run."""
         words = [sys.executable, "-m", "parapply", "run", *self._options, *self._settings]
         self._process = self._stage.start(words, env=self._environment, output=self.log)
 
     def check(self) -> None:
-        """Do nothing if the daemon runs.
-
-        Raises:
-            DemoError: it does not; the message holds the end of its log.
-        """
+        """Raise DemoError, with the end of its log, if the daemon does not run."""
         code = self._process.poll() if self._process else None
         if code is not None:
             raise DemoError(f"`parapply run` ended with {code}.{self._tail()}")

@@ -53,11 +53,7 @@ class DemoLoad:
         self._process: subprocess.Popen[bytes] = stage.start(command, env=env, output=self._log)
 
     def is_running(self) -> bool:
-        """Return whether it still writes.
-
-        Raises:
-            DemoError: it failed; the message holds the end of its log.
-        """
+        """Return whether it still writes; raise DemoError, with the end of its log, if it failed."""
         code = self._process.poll()
         if code:
             raise DemoError(f"pgbench ended with {code}: {self._tail()}")

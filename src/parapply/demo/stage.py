@@ -156,11 +156,7 @@ class Stage:
         self._is_kept = False
 
     def __enter__(self) -> Self:
-        """Start both servers.
-
-        Raises:
-            DemoError: one did not start; nothing is left behind.
-        """
+        """Start both servers; raise DemoError if one did not start, and leave nothing behind."""
         with self._interrupts.held():
             self._make_directory()
         try:

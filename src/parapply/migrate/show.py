@@ -219,11 +219,7 @@ class Counter:
 
 
 async def show_steps(config: Config, *, as_json: bool) -> int:
-    """Print the steps and the progress of each; run none.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
-    """
+    """Print the steps and the progress of each; run none."""
     known = await steps(config)
     if as_json:
         click.echo(msgspec.json.encode([known[step] for step in MigrationStep if step in known]).decode())
@@ -240,11 +236,7 @@ async def show_steps(config: Config, *, as_json: bool) -> int:
 
 
 async def steps(config: Config) -> dict[str, migrations.StepRow]:
-    """Return the steps that were begun, by name.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
-    """
+    """Return the steps that were begun, by name."""
     async with connect.open_both(config, "migrate") as ends:
         facts = await slot.inspect(ends.source, config.source.slot)
         return await migrations.load(ends.target, migration_of(config, facts))

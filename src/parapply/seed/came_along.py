@@ -159,12 +159,7 @@ def _what(kind: CameAlong) -> str:
 async def clean(
     conn: Connection, schema: str, names: dict[CameAlong, list[str]], cleaned: Collection[CameAlong]
 ) -> list[str]:
-    """End what came along, of the kinds that are named, and return lines that say so.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
-    """
+    """End what came along, of the kinds that are named, and return lines that say so."""
     lines = []
     for kind, some in names.items():
         if kind not in cleaned:
@@ -184,11 +179,7 @@ async def clean(
 
 
 async def notes(conn: Connection) -> list[str]:
-    """Return lines about objects that need nothing, and that people should know of.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return lines about objects that need nothing, and that people should know of."""
     lines = []
     with target_errors("looking for what came along"):
         for query, words in _NOTES:
@@ -225,9 +216,6 @@ async def check_untouched(conn: Connection, oids: Collection[int], started: str 
         conn: session on the copy.
         oids: the published tables.
         started: since when the publisher counts, as the copy does if it has the publisher's counts.
-
-    Raises:
-        TargetLost: the connection broke.
     """
     query = sql.SQL(
         "SELECT pg_catalog.format('%I.%I', t.schemaname, t.relname) FROM pg_catalog.pg_stat_user_tables AS t"  # noqa: S608

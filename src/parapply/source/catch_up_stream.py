@@ -151,7 +151,6 @@ class CatchUpStream:
 
         Raises:
             SlotBusy: another one has it.
-            SourceLost: the connection broke.
         """
         key = f"pg_catalog.hashtextextended({literal(f'parapply reads {slot_name}')}, 0)"
         with source_errors("claiming the slot"):

@@ -348,12 +348,7 @@ def install_sql(publications: Sequence[str], automatic: Automatic | None = None)
 
 
 async def install(conn: Connection, publications: Sequence[str], automatic: Automatic | None = None) -> None:
-    """Make the queue and publish it, the arguments as for `install_sql`; all of it, or nothing.
-
-    Raises:
-        SourceRefused: a privilege is missing.
-        SourceLost: the connection broke.
-    """
+    """Make the queue and publish it, the arguments as for `install_sql`; all of it, or nothing."""
     with source_errors(f"making {'.'.join(QUEUE)}"):
         async with conn.transaction():
             await conn.execute(install_sql(publications, automatic).encode())
@@ -376,7 +371,6 @@ async def numbers(conn: Connection) -> frozenset[int]:
 
     Raises:
         SourceRefused: the role may not read it.
-        SourceLost: the connection broke.
     """
     with source_errors("reading the queue of commands"):
         cursor = await conn.execute("SELECT id FROM parapply.ddl_queue")

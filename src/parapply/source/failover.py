@@ -50,7 +50,6 @@ async def ensure(login: Login, facts: SourceFacts, slot_name: str, wanted: str) 
     Raises:
         SlotBusy: a process reads the slot.
         SourceRefused: the server does not take it.
-        SourceLost: the connection broke.
     """
     found = facts.slot
     is_possible = facts.server_version_num >= _SINCE and not facts.is_in_recovery

@@ -117,9 +117,6 @@ async def published(conn: Connection, publications: Sequence[str], oids: Collect
         conn: plain session on the publisher; in a transaction with a snapshot it shows that time.
         publications: whose entries count.
         oids: of tables; None: all.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be read.
     """
     with source_errors("reading how tables are published"):
         found = await entry_rows(conn, _WAYS, [list(publications), None if oids is None else list(oids)])
@@ -129,11 +126,7 @@ async def published(conn: Connection, publications: Sequence[str], oids: Collect
 
 
 async def attached_full(conn: Connection, publications: Sequence[str], oids: Collection[int]) -> list[tuple[int, str]]:
-    """Return those partitions, with their names, that may have had rows when they were put in their place.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be read.
-    """
+    """Return those partitions, with their names, that may have had rows when they were put in their place."""
     with source_errors("looking into partitions"):
         return [(oid, name) for oid, name in await entry_rows(conn, _BELOW + _FULL, [list(publications), list(oids)])]
 

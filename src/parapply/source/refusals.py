@@ -73,7 +73,6 @@ async def check(  # noqa: PLR0913
 
     Raises:
         SourceRefused: the stream must not start.
-        SourceLost: the connection broke.
     """
     facts = await with_timeline(conn, facts, login)
     if known and known.high_lsn > facts.flush_lsn:
@@ -87,11 +86,7 @@ async def check(  # noqa: PLR0913
 
 
 async def with_timeline(conn: Connection, facts: SourceFacts, login: Login) -> SourceFacts:
-    """Return facts with the timeline that a standby replays now.
-
-    Raises:
-        SourceRefused, SourceLost: as `replayed_timeline`.
-    """
+    """Return facts with the timeline that a standby replays now."""
     if not facts.is_in_recovery:
         return facts
     return msgspec.structs.replace(facts, timeline=await replayed_timeline(conn, login))
@@ -194,7 +189,6 @@ async def check_undecided(conn: Connection, facts: SourceFacts) -> None:
 
     Raises:
         SourceRefused: something is prepared, or that cannot be seen.
-        SourceLost: the connection broke.
     """
     if facts.slot is None or not facts.slot.is_two_phase:
         return
@@ -332,7 +326,6 @@ async def timeline_history(login: Login, timeline: int) -> dict[int, int]:
 
     Raises:
         SourceRefused: the role lacks REPLICATION, or the history file is gone.
-        SourceLost: the connection broke.
     """
     if timeline <= 1:
         return {}

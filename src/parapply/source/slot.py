@@ -164,11 +164,7 @@ def _source_error(doing: str, error: psycopg.Error) -> ConfigError | SourceRefus
 
 
 async def databases(conn: Connection) -> list[tuple[str, bool, bool]]:
-    """Return name, whether it is a template, and whether it allows connections, of each database of the server.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return name, whether it is a template, and whether it allows connections, of each database of the server."""
     query: LiteralString = "SELECT datname, datistemplate, datallowconn FROM pg_catalog.pg_database ORDER BY datname"
     with source_errors("reading the names of the databases"):
         return [(name, is_template, allows) for name, is_template, allows in await read_rows(conn, query)]
@@ -285,11 +281,7 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
 
 
 async def state_schemas(conn: Connection) -> frozenset[str]:
-    """Return the schemas of parapplies that apply, or applied, to the publisher.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the schemas of parapplies that apply, or applied, to the publisher."""
     query: LiteralString = f"SELECT schema_name::text FROM {STATE_SCHEMAS_SQL} AS own"  # noqa: S608 - a constant
     with source_errors("looking for state schemas"):
         return frozenset([str(schema) for (schema,) in await read_rows(conn, query)])
@@ -320,11 +312,7 @@ async def position(conn: Connection) -> SourcePosition:
 
 
 async def log_running(conn: Connection) -> bool:
-    """Have the publisher log its running transactions, where decoding may begin later; return whether the role may.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Have the publisher log its running transactions, where decoding may begin later; return whether the role may."""
     if conn.info.server_version < _LOGS_RUNNING_SINCE:
         return False
     function = "pg_catalog.pg_log_standby_snapshot()"
@@ -386,9 +374,6 @@ class StreamSender(NamedTuple):
 
         Args:
             xid: as the stream has it, without its epoch.
-
-        Raises:
-            SourceLost: the connection broke.
         """
         next_query: LiteralString = """
             SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text
@@ -441,7 +426,6 @@ async def check_publications(conn: Connection, names: Sequence[str]) -> frozense
 
     Raises:
         SourceRefused: at least one is missing; the message lists what there is.
-        SourceLost: the connection broke.
     """
     with source_errors("reading the publications"):
         query: LiteralString = (
@@ -473,9 +457,6 @@ async def tables_to_expect(conn: Connection, names: Sequence[str]) -> tuple[tupl
 
     pgoutput announces a partition along with the root that it is published as. The view takes long for each table, and
     locks it since version 16; this reads the catalogue.
-
-    Raises:
-        SourceLost: the connection broke.
     """
     query: LiteralString = """
         WITH entry (relid, nspid) AS MATERIALIZED (
@@ -506,7 +487,6 @@ async def check_room(conn: Connection) -> None:
 
     Raises:
         SourceRefused: all of max_replication_slots are in use.
-        SourceLost: the connection broke.
     """
     query: LiteralString = (
         "SELECT pg_catalog.current_setting('max_replication_slots')::int > pg_catalog.count(*)"
@@ -544,7 +524,6 @@ async def advance_slot(conn: Connection, slot_name: str, lsn: int) -> None:
     Raises:
         SlotBusy: a process reads it.
         SourceRefused: it is not there, or is past the LSN.
-        SourceLost: the connection broke.
     """
     query: LiteralString = "SELECT pg_catalog.pg_replication_slot_advance($1::name, $2::pg_lsn)"
     with source_errors(f"moving the slot {slot_name!r}"):
@@ -572,7 +551,6 @@ async def drop_slot(conn: Connection, slot_name: str) -> None:
     Raises:
         SlotBusy: a process reads it.
         SourceRefused: it is not there, or the role lacks REPLICATION.
-        SourceLost: the connection broke.
     """
     with source_errors(f"dropping the slot {slot_name!r}"):
         await read_rows(conn, "SELECT pg_catalog.pg_drop_replication_slot($1::name)", [slot_name])

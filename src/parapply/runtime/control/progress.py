@@ -182,11 +182,7 @@ class Progress:
             self._news.set()
 
     async def advance(self) -> None:
-        """Write the watermark durably, then report it to the publisher.
-
-        Raises:
-            TargetLost, TargetRefused: as `state.advance`.
-        """
+        """Write the watermark durably, then report it to the publisher."""
         every_s = self._durability.shown_every_s(self._looked())
         low_lsn = self._durability.advances(self._clock(), every_s)
         shown, reason = self._last_word or self._engine.shown

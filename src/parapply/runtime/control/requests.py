@@ -92,7 +92,6 @@ class Requests:
         """Serve until cancelled.
 
         Raises:
-            TargetLost: the connection ended.
             TargetRefused: the state is gone.
             SourceLost: the stream must start again.
         """

@@ -105,11 +105,7 @@ class TwoPhase:
         return is_rolled_back
 
     async def leave_out(self, session: WorkerSession, message: Prepare | StreamPrepare, record: Record) -> None:
-        """Record a PREPARE whose transaction was rolled back, without preparing anything; no transaction is open.
-
-        Raises:
-            TargetLost: the connection ended.
-        """
+        """Record a PREPARE whose transaction was rolled back, without preparing anything; no transaction is open."""
         failpoints.probe(failpoints.DECIDED)
         await session.record_prepared(record, self.gid(message))
 
@@ -131,7 +127,6 @@ class TwoPhase:
         Raises:
             ApplyFailed: another session ended the transaction prepared here, and not as on the publisher.
             StatementFailed: the server refuses, for example because another role prepared it.
-            TargetLost: the connection ended.
         """
         if isinstance(message, Prepare | StreamPrepare):
             await session.record_prepared(record, self.gid(message))

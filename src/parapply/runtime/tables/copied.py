@@ -139,9 +139,6 @@ class Copied:
         Args:
             is_called: a command has called; else, with thousands of tables, less often than this is called.
             may_wait: at rest only commands change what is read, and they call.
-
-        Raises:
-            TargetRefused, TargetLost: it could not be read.
         """
         began_s = self._clock()
         due_s = self._next_read_s + (LONG_S if may_wait else 0.0)
@@ -162,9 +159,6 @@ class Copied:
         Args:
             gap_lsn: before this LSN a publication was missing, as the stream said since the last call.
             is_due: now, whenever the last check was.
-
-        Raises:
-            SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
         """
         now_s = self._clock()
         if gap_lsn is not None:
@@ -234,9 +228,6 @@ class Copied:
         Args:
             relations: announced.
             may_be_missing: a command in the same transaction may make a table that the target does not have.
-
-        Raises:
-            SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
         """
         if self.is_settled(relations):
             return

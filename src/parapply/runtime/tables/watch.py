@@ -65,11 +65,7 @@ class CatalogueWatch:
         self._counts = ""
 
     async def run(self) -> None:
-        """Check from time to time until cancelled.
-
-        Raises:
-            TargetLost: the connection ended.
-        """
+        """Check from time to time until cancelled."""
         took_s = 0.0
         while True:
             await asyncio.sleep(max(took_s, min(max(_PAUSE_S, _PAUSE_TIMES * took_s), self._catalogue_check_s)))

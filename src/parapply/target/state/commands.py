@@ -47,11 +47,7 @@ def command_sql(schema: str) -> str:
 
 
 async def noted(conn: Connection, schema: str, slot_id: int) -> tuple[frozenset[int], int]:
-    """Return the numbers of the commands that have come here, and the watermark.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be read.
-    """
+    """Return the numbers of the commands that have come here, and the watermark."""
     text = (
         "SELECT ARRAY(SELECT number FROM {s}.ddl WHERE slot_id = $1::int), lowest_remote_lsn::text"
         " FROM {s}.progress JOIN {s}.slots USING (slot_name) WHERE slots.slot_id = $1::int"
@@ -63,11 +59,7 @@ async def noted(conn: Connection, schema: str, slot_id: int) -> tuple[frozenset[
 
 
 async def pending(conn: Connection, schema: str, slot_id: int) -> list[PendingCommand]:
-    """Return the commands that are to be run after their transactions, in their order.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be read.
-    """
+    """Return the commands that are to be run after their transactions, in their order."""
     text = (
         "SELECT commit_lsn::text, number, tag, command, source_role, first_schema, settings, begun_at IS NOT NULL"
         " FROM {s}.ddl WHERE slot_id = $1::int AND outcome = 'pending' ORDER BY ddl.commit_lsn, number"
@@ -88,11 +80,7 @@ async def pending(conn: Connection, schema: str, slot_id: int) -> list[PendingCo
 
 
 async def begin(conn: Connection, schema: str, key: CommandKey) -> None:
-    """Note that a pending command is run from now on, and that none of its effects existed before.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
+    """Note that a pending command is run from now on, and that none of its effects existed before."""
     text = (
         "UPDATE {s}.ddl SET begun_at = pg_catalog.clock_timestamp()"
         " WHERE slot_id = $1::int AND commit_lsn = $2::pg_lsn AND number = $3::bigint"
@@ -103,11 +91,7 @@ async def begin(conn: Connection, schema: str, key: CommandKey) -> None:
 
 
 async def finish(conn: Connection, schema: str, key: CommandKey, outcome: CommandOutcome, reason: str) -> None:
-    """Note the outcome of a pending command; one that is still pending can be run again.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
+    """Note the outcome of a pending command; one that is still pending can be run again."""
     text = (
         "UPDATE {s}.ddl SET outcome = $4, reason = $5, recorded_at = pg_catalog.clock_timestamp()"
         " WHERE slot_id = $1::int AND commit_lsn = $2::pg_lsn AND number = $3::bigint"

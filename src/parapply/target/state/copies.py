@@ -159,7 +159,6 @@ async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
 
     Raises:
         TargetRefused: the state schema is not there, or may not be read.
-        TargetLost: the connection broke.
     """
     # Check the lock after reading the rows, so that "no copier" holds for exactly those rows.
     query = (
@@ -198,11 +197,7 @@ async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
 
 
 async def load_stamp(conn: Connection, schema: str, slot_id: int) -> Stamp:
-    """Return a value that changes when `load` would return other rows; far cheaper, with thousands of tables.
-
-    Raises:
-        TargetRefused, TargetLost: as `load`.
-    """
+    """Return a value that changes when `load` would return other rows; far cheaper, with thousands of tables."""
     query = (
         "SELECT COALESCE(bool_or(s.copies_only), false), count(c.slot_id),"
         " COALESCE(sum(c.xmin::text::bigint), 0)::bigint"
@@ -528,7 +523,6 @@ async def call(conn: Connection, schema: str, slot_name: str) -> None:
 
     Raises:
         TargetRefused: the role may not read the slots.
-        TargetLost: the connection broke.
     """
     query = (
         "SELECT pg_catalog.pg_notify('parapply_' || slot_id, '') FROM {s}.slots"

@@ -106,11 +106,7 @@ class Cutover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read(conn: Connection, schema: str, slot_id: int) -> Cutover | None:
-    """Return the cut-over of a slot, None if none was begun.
-
-    Raises:
-        TargetRefused, TargetLost: the state cannot be read.
-    """
+    """Return the cut-over of a slot, None if none was begun."""
     query = f"SELECT {_COLUMNS} FROM {{s}}.cutovers WHERE slot_id = $1::int"  # noqa: S608  own text
     found = await state_rows(conn, schema, "reading the cut-over", query, [slot_id])
     if not found:
@@ -275,7 +271,6 @@ async def check_may_write(
 
     Raises:
         TargetRefused: it has.
-        TargetLost: the connection broke.
     """
     found = await read(conn, schema, slot_id)
     if found is None or found.step.is_before(until):

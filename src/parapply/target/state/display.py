@@ -87,7 +87,6 @@ async def set_state(conn: Connection, schema: str, slot_id: int, state: str, rea
 
     Raises:
         TargetRefused: the slot's row is gone.
-        TargetLost: the connection broke.
     """
     query = in_schema(
         "UPDATE {s}.slots SET state = $2, reason = $3, shown_every_s = DEFAULT,"
@@ -101,11 +100,7 @@ async def set_state(conn: Connection, schema: str, slot_id: int, state: str, rea
 
 
 async def reason(conn: Connection, schema: str, slot_id: int) -> str:
-    """Return why the daemon is in its state; empty: it said nothing.
-
-    Raises:
-        TargetRefused, TargetLost: the state could not be read.
-    """
+    """Return why the daemon is in its state; empty: it said nothing."""
     query = "SELECT reason FROM {s}.slots WHERE slot_id = $1::int"
     found = await state_rows(conn, schema, "reading the daemon's state", query, [slot_id])
     return str(found[0][0]) if found else ""
@@ -118,7 +113,6 @@ async def write_daemon(conn: Connection, schema: str, slot_id: int, daemon: Daem
 
     Raises:
         TargetRefused: the slot's row is gone.
-        TargetLost: the connection broke.
     """
     query = in_schema(
         "WITH w AS (DELETE FROM {s}.workers WHERE slot_id = $1::int),"
@@ -137,12 +131,7 @@ async def write_daemon(conn: Connection, schema: str, slot_id: int, daemon: Daem
 
 
 async def write_workers(conn: Connection, schema: str, slot_id: int, workers: Sequence[WorkerRow]) -> None:
-    """Show what the workers do; one row each, those not named stay.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
-    """
+    """Show what the workers do; one row each, those not named stay."""
     query = in_schema(
         "INSERT INTO {s}.workers VALUES ($1::int, $2::int, $3::int, $4, $5::bigint, $6::pg_lsn, $7, $8::timestamptz,"
         " $9::bigint, $10::bigint) ON CONFLICT (slot_id, worker) DO UPDATE SET (pid, state, batch_seq, end_lsn,"
@@ -169,34 +158,19 @@ async def write_workers(conn: Connection, schema: str, slot_id: int, workers: Se
 
 
 async def write_limits(conn: Connection, schema: str, slot_id: int, limits: str) -> None:
-    """Show what limits now, in JSON.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
-    """
+    """Show what limits now, in JSON."""
     query = in_schema("UPDATE {s}.slots SET limits = $2::jsonb WHERE slot_id = $1::int", schema)
     await _write_all(conn, query, [(slot_id, limits)], "writing what limits")
 
 
 async def forget_workers(conn: Connection, schema: str, slot_id: int, *, but: Sequence[int] = ()) -> None:
-    """Remove workers that are no longer connected from the display; the ones in `but` stay.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
-    """
+    """Remove workers that are no longer connected from the display; the ones in `but` stay."""
     query = in_schema("DELETE FROM {s}.workers WHERE slot_id = $1::int AND worker <> ALL ($2::int[])", schema)
     await _write_all(conn, query, [(slot_id, list(but))], "writing which workers have left")
 
 
 async def write_tables(conn: Connection, schema: str, slot_id: int, tables: Sequence[TableRow]) -> None:
-    """Show how tables are applied; one row each, those not named stay.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
-    """
+    """Show how tables are applied; one row each, those not named stay."""
     query = in_schema(
         "INSERT INTO {s}.tables SELECT $1::int, found.schema_name, found.table_name, found.lane,"
         " found.is_table_exclusive, found.reason,"
@@ -224,12 +198,7 @@ async def write_tables(conn: Connection, schema: str, slot_id: int, tables: Sequ
 
 
 async def write_counts(conn: Connection, schema: str, slot_id: int, counts: Sequence[TableCounts]) -> None:
-    """Show what was applied to tables, as far as they have a row; those not named stay.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
-    """
+    """Show what was applied to tables, as far as they have a row; those not named stay."""
     query = in_schema(
         "UPDATE {s}.tables AS shown SET transactions = found.transactions, inserts = found.inserts,"
         " updates = found.updates, deletes = found.deletes, truncates = found.truncates, waits = found.waits,"

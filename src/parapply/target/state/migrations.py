@@ -172,11 +172,7 @@ async def forget(conn: Connection, migration: Migration) -> bool:
 
 
 async def try_lock(conn: Connection, migration: Migration) -> bool:
-    """Take the lock under which one command at a time works on a migration; the session keeps it until it ends.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Take the lock under which one command at a time works on a migration; the session keeps it until it ends."""
     query = sql.SQL(
         f"SELECT pg_catalog.pg_try_advisory_lock({_LOCK})"  # noqa: S608  own text
         " FROM (SELECT $1::text AS slot_name, $2::text AS system_identifier) AS m"

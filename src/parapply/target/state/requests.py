@@ -146,11 +146,7 @@ async def listen(conn: Connection, channel: str) -> None:
 
 
 async def wait_for_call(conn: Connection, timeout_s: float) -> bool:
-    """Return after a notification on a channel that the session listens to, or, False, when the time is over.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return after a notification on a channel that the session listens to, or, False, when the time is over."""
     is_called = False
     with target_errors("listening"):
         async for _ in conn.notifies(timeout=timeout_s, stop_after=1):

@@ -54,7 +54,6 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
 
     Raises:
         TargetRefused: another version, an unlogged table (F7), or a privilege is missing.
-        TargetLost: the connection broke.
     """
     is_new = not await has_schema(conn, schema)
     with target_errors(f"creating the state schema {schema!r}"):
@@ -89,7 +88,6 @@ async def state_rows(
 
     Raises:
         TargetRefused: a privilege is missing, or the state schema is.
-        TargetLost: the connection broke.
     """
     with target_errors(doing):
         return await rows(conn, in_schema(query, schema), params)
@@ -106,7 +104,6 @@ async def has_schema(conn: Connection, schema: str) -> bool:
 
     Raises:
         TargetRefused: it is of another version, or a privilege is missing.
-        TargetLost: the connection broke.
     """
     with target_errors("looking for the state schema"):
         found = await _version(conn, schema)
@@ -174,10 +171,6 @@ async def drop_schema(conn: Connection, schema: str) -> bool:
     """Drop the state schema if no slot is left in it; return whether it was dropped.
 
     Only our own objects go: a schema with objects of others stays, without ours.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
     """
     with target_errors(f"dropping the state schema {schema!r}"):
         if await _version(conn, schema) is None:
