@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from parapply.check import show
-from parapply.check.kinds import KINDS, Code, End, Finding, Severity
+from parapply.check.kinds import Code, End, Finding, Severity
 from parapply.check.look import Report
 from parapply.check.source import findings_of_publications, findings_of_publisher, publications_query
 from parapply.check.tables import takes_all
@@ -20,9 +20,8 @@ from parapply.source.slot import SlotFacts, SourceFacts
 
 def test_every_code_has_a_meaning() -> None:
     """No code is without end, severity, reason and advice."""
-    assert set(KINDS) == set(Code)
-    assert all(kind.why and kind.advice for kind in KINDS.values())
-    assert [code for code, kind in KINDS.items() if kind.is_arguable and kind.severity is not Severity.REFUSED] == []
+    assert all(code.value.why and code.value.advice for code in Code)
+    assert [code for code in Code if code.value.is_arguable and code.value.severity is not Severity.REFUSED] == []
 
 
 def test_words_wrap_on_a_terminal_and_sql_does_not(
@@ -30,7 +29,7 @@ def test_words_wrap_on_a_terminal_and_sql_does_not(
 ) -> None:
     """On a terminal of 60 columns no line of words is longer, and each goes on below its begin; SQL stays whole."""
     fix = f"ALTER TABLE {'x' * 100} REPLICA IDENTITY FULL"
-    code = next(iter(KINDS))
+    code = next(iter(Code))
     finding = Finding(code=code, object="t", found="found " * 40, fix=fix)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("LINES", "40")

@@ -12,7 +12,7 @@ import msgspec
 from psycopg import sql
 
 from parapply.amounts import few
-from parapply.check.kinds import KINDS, Code, Finding, Severity
+from parapply.check.kinds import Code, Finding, Severity
 from parapply.check.look import look_at
 from parapply.check.source import CheckOptions
 from parapply.copy.published import published_tables
@@ -187,7 +187,7 @@ class CutoverLook:
         report = await look_at(ahead, forward, CheckOptions(), facts, known)
         for each in report.findings:
             if each.code in _NOT_THERE:
-                self.warn(f"{each.code.value}: {each.found}: the target does not have that")
+                self.warn(f"{each.code.text}: {each.found}: the target does not have that")
 
     async def _not_applied(self, copied: copies.Copies) -> list[str]:
         """Return the published tables that hold rows and that the daemon has never heard of: no change came yet."""
@@ -306,15 +306,15 @@ class CutoverLook:
         needs_origins = reverse.source.origin == "none"
         found: list[ParapplyError] = []
         for each in report.findings:
-            severity = KINDS[each.code].severity
+            severity = each.code.value.severity
             is_refused = severity is Severity.REFUSED or (needs_origins and each.code in _OF_ORIGINS)
             if each.code in _OF_MAKING:
                 continue
             if is_refused:
                 fix = f"; here: {copyable(each.fix)}" if each.fix else ""
-                found.append(_error_of(each, f"{KINDS[each.code].advice}{fix}"))
+                found.append(_error_of(each, f"{each.code.value.advice}{fix}"))
             elif severity is Severity.WARNING:
-                self.warn(f"the way back, {each.code.value}: {each.found}")
+                self.warn(f"the way back, {each.code.text}: {each.found}")
         return found
 
     async def what_to_open(self) -> str:
@@ -335,9 +335,9 @@ def _leaves(table: PublishedTable) -> list[tuple[str, str]]:
 
 def _error_of(finding: Finding, hint: str) -> ParapplyError:
     # The way back's source is the target of the stream that runs.
-    is_source = KINDS[finding.code].end.value == "source"
+    is_source = finding.code.value.end.value == "source"
     error = TargetRefused if is_source else SourceRefused
-    return error(f"the way back, {finding.code.value}: {finding.found}", hint=hint)
+    return error(f"the way back, {finding.code.text}: {finding.found}", hint=hint)
 
 
 async def check_pair(ahead: Connections, back: Connections) -> None:
