@@ -179,11 +179,8 @@ _NOUNS: Final[dict[object, str]] = {
 def read_value(path: list[str], kind: object, value: object, errors: list[str]) -> object:
     """Return the value as a field's type has it, or None and in `errors` a line with the rule that it breaks.
 
-    Args:
-        path: section and key, by which the line names the field.
-        kind: annotation of the field.
-        value: as TOML or a flag gives it, or the text of a variable made a number or list where that is its type.
-        errors: appended to.
+    The value is as TOML or a flag gives it, or the text of a variable, of which a number or list is made if the type is
+    one.
     """
     written_as, check = _CHECKED.get(".".join(path), (kind, None))
     try:

@@ -126,16 +126,10 @@ async def state_schema(target: settings.Connection, schema: str) -> AsyncIterato
 
 
 async def show_state(config: Config, shown: str, reason: str, limit_s: float = SHOW_LIMIT_S) -> None:
-    """Show a daemon's state on the target when its epoch could not, as far as that can be done now.
+    """Show a daemon's state on the target when its epoch could not, as far as that can be done within `limit_s`.
 
     Where the slot is another daemon's, nothing is shown, because that daemon shows its own. A state that cannot be
     written here is in the log.
-
-    Args:
-        config: of the daemon.
-        shown: state for people, for example stopped.
-        reason: why, in one line.
-        limit_s: how long it may take.
     """
     schema, name = config.target.state_schema, config.source.slot
     with suppress(ParapplyError, TimeoutError):

@@ -46,13 +46,7 @@ async def look(  # noqa: PLR0913  both ends, and what is known
 ) -> Found:
     """Compare how tables are published with how they were, and make tables wait of which changes may be missing.
 
-    Args:
-        source: plain session on the publisher.
-        target: control session.
-        config: publications and state schema.
-        slot_id: of the state.
-        known: as read.
-        gap_lsn: a publication was missing while changes before this LSN were decoded, since the last look.
+    At `gap_lsn` a publication was missing while changes before it were decoded, since the last look.
     """
     publications = config.source.publications
     rows = [row for row in known.tables if row.source_oid is not None and row.state == CopyState.COPIED]

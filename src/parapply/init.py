@@ -41,9 +41,7 @@ _MOST_TOLD: Final = 10
 def print_queue(config: Config, *, inexact: Literal["refuse", "warn"] | None = None) -> None:
     """Print the SQL that makes the queue of commands on the publisher; connect nowhere.
 
-    Args:
-        config: publications, and which commands run on the target.
-        inexact: what event triggers do about commands that cannot be recorded; None: none are made.
+    `inexact`: the reaction of event triggers to commands that cannot be recorded; None: none are made.
     """
     click.echo(ddl_queue.install_sql(config.source.publications, _automatic(config, inexact)))
 

@@ -145,13 +145,7 @@ writes_debug = False
 
 
 def configure(level: str, output_format: str, stream: BinaryIO | None = None) -> None:
-    """Set up structlog and route foreign records (asyncio, psycopg) through the same lines.
-
-    Args:
-        level: debug, info, warning or error.
-        output_format: json (one object a line, UTF-8), logfmt (key=value) or console.
-        stream: where bytes go; None is standard error.
-    """
+    """Set up structlog and route foreign records (asyncio, psycopg) through the same lines, on standard error."""
     global writes_debug  # noqa: PLW0603  as structlog's own configuration
     out = sys.stderr.buffer if stream is None else stream
     number = logging.getLevelNamesMapping()[level.upper()]

@@ -114,14 +114,9 @@ class Log:
     """A run's log: what it says of costs and of the source, and predictions from that."""
 
     def __init__(self, recorded: Sequence[Recorded], seconds: Sequence[Second]) -> None:
-        """Learn, and play the run itself.
+        """Learn from the batches, at least one, and intervals of one run in source order, and play the run itself.
 
-        Args:
-            recorded: batches of one run, in source order, at least one.
-            seconds: of the same run, in order; of an old log none.
-
-        Raises:
-            ValueError: there is no batch, or the batches are out of order.
+        Raise ValueError if there is no batch, or they are out of order.
         """
         _check_order(recorded)
         #: That the daemon had.
@@ -179,12 +174,7 @@ class Log:
         return self._costs_of[contention]
 
     def predict(self, change: Change, workers: int = 0) -> Predicted:
-        """Return the run as it would have been with other settings or costs.
-
-        Args:
-            change: of them.
-            workers: a number that makes no difference to the one of the change; 0: that one.
-        """
+        """Return the run as it would have been with a change; `workers` are more than make a difference."""
         best, known = self.learned.best, self._known
         order, n_workers = change.order or self.order, workers or change.workers or self.workers
         played, factor = self.errors.right(change)
@@ -331,10 +321,7 @@ class _Known(NamedTuple):
 def _varied(ends_s: Sequence[float], recorded: Sequence[Recorded], together: int) -> tuple[float, int]:
     """Return the part by which a run is longer or shorter by chance, as its speed varied, and of how many windows.
 
-    Args:
-        ends_s: of each batch.
-        recorded: the batches.
-        together: number of them that end at about the same time, and differ less than their times do.
+    About `together` batches end at the same time, and differ less than their times do.
     """
     n = min(_WINDOWS, len(recorded) // together)
     changes = [0, *accumulate([one.changes for one in recorded])]

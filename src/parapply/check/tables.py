@@ -144,10 +144,8 @@ async def _plan(conn: Connection, relation: Relation, target: TableFacts, config
 def _of_plan(plan: TablePlan, *, can_change: bool, is_replica: bool) -> Iterator[Finding]:
     """Yield findings where a table could be applied better.
 
-    Args:
-        plan: of the table.
-        can_change: updates or deletes can come; else how they would be applied does not matter.
-        is_replica: triggers and rules act only if they are enabled for the replica role, or always.
+    How updates and deletes would be applied matters where it `can_change`. If the role `is_replica`, triggers and rules
+    act only if they are enabled for it, or always.
     """
     table = shown(plan.facts.schema, plan.facts.name)
     for one in plan.replaced.values():

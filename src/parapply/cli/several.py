@@ -130,13 +130,8 @@ several_options = together(
 def configs(options: dict[str, Any], *not_needed: str) -> Config | Several:
     """Return the configuration of the one database, or of each of several, that a command is about.
 
-    Args:
-        options: of the command; its options about several databases are taken out.
-        not_needed: keys that the command can do without.
-
-    Raises:
-        ConfigError: the configuration is wrong, or a name belongs to no database.
-        SourceLost, SourceRefused: the publisher does not say which databases it has.
+    Options about several databases are taken out of the command's. Raise ConfigError if the configuration is wrong, or
+    a name belongs to no database.
     """
     is_all, included, excluded = (options.pop(key) for key in ("is_all", "included", "excluded"))
     is_asked = is_all or bool(included or excluded)

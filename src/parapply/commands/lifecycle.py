@@ -43,9 +43,7 @@ _READER_ENDS_S = 5.0
 async def new_slot(source: slot.Connection, name: str) -> AsyncIterator[None]:
     """Drop a slot that was made just now if the state that would name it is refused: it would keep the publisher's WAL.
 
-    Args:
-        source: plain session on the publisher.
-        name: of the slot; empty if it existed before, so it stays.
+    The name is empty if it existed before, so that it stays.
     """
     try:
         yield

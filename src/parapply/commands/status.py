@@ -90,14 +90,10 @@ async def _print_lines(reader: StateReader, report: dict[str, Any], terminals: l
 
 
 def render(report: dict[str, Any], width: int = 80, height: int = 0, notice: str = "") -> Group:
-    """Lay a report of `StateReader.read` out as one screen.
+    """Lay a report of `StateReader.read` out as one screen, below a notice that must be seen first.
 
-    Args:
-        report: what is shown.
-        width: columns of the terminal; they matter only with a height.
-        height: lines of the terminal: workers, tables and reasons are left out as far as they do not fit; 0: none is,
-            up to a thousand tables.
-        notice: something that must be seen first, such as an end that does not answer.
+    A height leaves out workers, tables and reasons that do not fit, and only with one do the columns matter; 0: none is
+    left out, up to a thousand tables.
     """
     report = printable_tree(report)
     head: list[RenderableType] = [Text(notice, style="bold red")] if notice else []

@@ -82,13 +82,10 @@ class ConflictHistory:
         return bool(found)
 
     async def mark_repaired(self, conn: Connection, low_lsn: int) -> bool:
-        """Mark stopped conflicts whose transaction was applied since; return whether any is left.
+        """Mark stopped conflicts whose transaction was applied since, up to `low_lsn`; return whether any is left.
 
         Rows that a prepared transaction has written are locked until its outcome; this does not wait for them (T-37).
-
-        Args:
-            conn: in autocommit mode.
-            low_lsn: everything that ends here or before is applied.
+        `conn` is in autocommit mode.
         """
         query = in_schema(
             "UPDATE {s}.conflicts SET outcome = $4 WHERE conflict_id IN (SELECT conflict_id FROM {s}.conflicts"

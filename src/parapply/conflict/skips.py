@@ -71,15 +71,10 @@ class Skips:
         self._commits = {commit: end for commit, end in self._commits.items() if end != end_lsn}
 
     async def look(self, conn: Connection, low_lsn: int, is_committing: Callable[[int], bool]) -> list[int]:
-        """Read the requests, and answer new ones.
+        """Read the requests, answer new ones, and return the end LSNs accepted now; `conn` is in autocommit mode.
 
-        Args:
-            conn: in autocommit mode.
-            low_lsn: everything that ends here or before has been applied.
-            is_committing: whether COMMIT was sent for a transaction of that end; if it succeeds, a skip is too late.
-
-        Returns:
-            End LSNs accepted now.
+        Everything that ends at `low_lsn` or before has been applied. A skip is too late where COMMIT was sent for the
+        transaction's end, if that succeeds.
         """
         query = in_schema(
             "SELECT lsn, commit_lsn, outcome FROM {s}.skips WHERE slot_id = $1::int AND " + _OPEN,  # noqa: S608  own text

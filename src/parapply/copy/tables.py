@@ -199,12 +199,7 @@ async def still_acting(conn: Connection, names: Sequence[Name], *, but: Sequence
     """Keep foreign keys from acting on other rows when rows are deleted in this transaction; return those that do.
 
     Under session_replication_role = origin ON DELETE CASCADE, SET NULL and SET DEFAULT would change rows that do not
-    come again, because the publisher does not send what is undone here.
-
-    Args:
-        conn: inside a transaction.
-        names: of the tables of which rows will be deleted.
-        but: foreign keys of these do not matter.
+    come again, because the publisher does not send what is undone here. Foreign keys of `but` do not matter.
     """
     with suppress(psycopg.errors.InsufficientPrivilege):
         async with conn.transaction():

@@ -202,11 +202,7 @@ class Poolers:
     async def check_named(self, *, leaves: bool) -> None:
         """Refuse to go on without one that may be paused; its note is only compared with what is named, never followed.
 
-        Args:
-            leaves: forget those that are not named, with a warning.
-
-        Raises:
-            ConfigError: it is not named, or another file for it.
+        Those that are not named are forgotten with a warning if `leaves`; else raise ConfigError, as with another file.
         """
         files = {(pooler.dsn, pooler.database): file for pooler, file in self._named}
         kept = []

@@ -106,14 +106,7 @@ async def check_covers(
 ) -> None:
     """Refuse publications of the way back that leave out a table, rows, columns or an operation: they would be lost.
 
-    Args:
-        conn: to the target that takes over.
-        config: of the way back.
-        tables: that the stream publishes.
-        is_made: the cut-over has made the publication, and drops it when everything is taken back.
-
-    Raises:
-        SourceRefused: they do.
+    `conn` leads to the target that takes over. What the cut-over `is_made` is dropped when everything is taken back.
     """
     operations = await slot.check_publications(conn, config.source.publications)
     if left_out := _OPERATIONS - operations:
@@ -252,10 +245,9 @@ async def drop_known_state(ends: Connections, config: Config) -> None:
 
 
 async def can_filter(ends: Connections) -> bool:
-    """Return whether the way back can leave out by origin the changes of the old source; both ends take part in it.
+    """Return whether the way back can leave out by origin the changes of the old source.
 
-    Args:
-        ends: of the stream that runs; the role of its source writes under origins in the way back.
+    Both ends of the stream that runs take part in it: its source's role writes under origins in the way back.
     """
     with source_errors("looking whether the role may use replication origins"):
         ((may_use,),) = await rows(ends.source, sql.SQL(origins.MAY_USE_SQL))
@@ -265,9 +257,7 @@ async def can_filter(ends: Connections) -> bool:
 def config_text(forward: Config, *, is_filtering: bool) -> str:
     """Return a configuration file for the way back, as TOML; passwords are left out.
 
-    Args:
-        forward: of the stream that runs.
-        is_filtering: by origin. Without it nothing goes round either: only one of the two streams exists at a time.
+    Without a filter by origin nothing goes round either: only one of the two streams exists at a time.
     """
     name = f"{forward.source.slot}_back"
     values: dict[str, dict[str, Any]] = {

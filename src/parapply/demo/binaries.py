@@ -159,13 +159,10 @@ class PgBinaries:
 
 
 def find_binaries(major: int | None = None) -> PgBinaries:
-    """Return the programs of a major version, or of the best one.
+    """Return the programs of a major version, or the newest of PARAPPLY_PGBIN if that is set, else the newest of all.
 
-    Args:
-        major: such as 18; `None` takes the newest of PARAPPLY_PGBIN if that is set, else the newest of all.
-
-    Raises:
-        DemoError: there is none, or PARAPPLY_PGBIN names a directory without a server; the hint says what to install.
+    Raise DemoError, with a hint what to install, if there is none, or PARAPPLY_PGBIN names a directory without a
+    server.
     """
     if major is None:
         found = next(iter(_newest_first(_explicit()) or available()), None)

@@ -210,12 +210,8 @@ async def check_untouched(conn: Connection, oids: Collection[int], started: str 
     """Return why rows may have been written since the recovery: an error, or none.
 
     The server counts the rows that sessions write, and not those that recovery brings. It begins with zeros unless its
-    files came from a server that was shut down: then it has the publisher's counts, and nothing can be seen.
-
-    Args:
-        conn: session on the copy.
-        oids: the published tables.
-        started: since when the publisher counts, as the copy does if it has the publisher's counts.
+    files came from a server that was shut down: then it has the publisher's counts, `started` when that began to count,
+    and nothing can be seen.
     """
     query = sql.SQL(
         "SELECT pg_catalog.format('%I.%I', t.schemaname, t.relname) FROM pg_catalog.pg_stat_user_tables AS t"  # noqa: S608

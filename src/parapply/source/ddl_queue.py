@@ -322,9 +322,8 @@ END $publish$;
 def install_sql(publications: Sequence[str], automatic: Automatic | None = None) -> str:
     """Return all of it as one text, to be run in one transaction by a role that may make it.
 
-    Args:
-        publications: that the target is subscribed to; the first gets the queue unless one of them has it.
-        automatic: what the event triggers record; None: none is made, and existing ones stay.
+    The first of the target's publications gets the queue unless one of them has it. Without `automatic` no event
+    trigger is made, and existing ones stay.
     """
     publish = sql.SQL(_PUBLISH).format(
         names=sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join([sql.Literal(name) for name in publications])),

@@ -160,11 +160,7 @@ async def uncovered(
 ) -> list[tuple[int, Name]]:
     """Return the published tables that are not known, nor published as a partitioned table above them that is.
 
-    Args:
-        conn: plain session on the publisher.
-        publications: whose tables are looked for.
-        known_oids: of tables.
-        root_oids: of those below which partitions are published as them.
+    Partitions below `root_oids` are published as these.
     """
     with source_errors("looking for tables published since"):
         found = await entry_rows(conn, _UNCOVERED, [list(publications), list(known_oids), list(root_oids)])
@@ -196,9 +192,7 @@ async def names(conn: Connection, oids: Collection[int]) -> dict[int, Name]:
 def why_not_whole(line: Sequence[TablePlace], known: Collection[str]) -> str:
     """Return why the stream may lack rows of a table; empty: it has all of them.
 
-    Args:
-        line: as `places` gives it.
-        known: marks of a time at which the stream had begun.
+    `known` are marks of a time at which the stream had begun.
     """
     if not line:
         return "it is no longer on the publisher"

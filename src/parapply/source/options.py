@@ -70,14 +70,9 @@ _LATER_SETTINGS: tuple[tuple[int, str, str], ...] = (
 
 
 def streaming_of(server_version_num: int, wanted: str) -> str:
-    """Return how transactions in progress are streamed: off, on or parallel.
+    """Return how transactions in progress are streamed: off, on or parallel; `auto` is the best that the server has.
 
-    Args:
-        server_version_num: of the publisher, for example 180004.
-        wanted: one of these, or `auto` for the best that the server has.
-
-    Raises:
-        SourceRefused: the publisher is too old for what is wanted.
+    Raise SourceRefused if the publisher is too old for what is wanted.
     """
     best = "parallel" if server_version_num >= _PARALLEL_SINCE else "on"
     best = best if server_version_num >= _STREAMING_SINCE else "off"

@@ -179,16 +179,10 @@ def check_server(facts: SourceFacts) -> None:
 
 
 async def check_undecided(conn: Connection, facts: SourceFacts) -> None:
-    """Refuse to adopt a slot that may lie behind a PREPARE whose outcome is still to come.
+    """Refuse to adopt a slot, not made just now, that may lie behind a PREPARE whose outcome is still to come.
 
-    Only the outcome would come then: the reader before was sent the PREPARE.
-
-    Args:
-        conn: plain session on the publisher.
-        facts: the publisher; the slot exists, and was not made just now.
-
-    Raises:
-        SourceRefused: something is prepared, or that cannot be seen.
+    Only the outcome would come then: the reader before was sent the PREPARE. Raise SourceRefused if something is
+    prepared, or that cannot be seen.
     """
     if facts.slot is None or not facts.slot.is_two_phase:
         return

@@ -67,11 +67,7 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_synced: bool = False  # 17 and later: as it came from a primary
 
     def retained_bytes(self, flush_lsn: int) -> int | None:
-        """Return the bytes of WAL that the publisher keeps for the slot, None if it is lost.
-
-        Args:
-            flush_lsn: end of the publisher's WAL.
-        """
+        """Return the bytes of WAL that the publisher keeps for the slot up to `flush_lsn`, None if it is lost."""
         return None if self.restart_lsn is None else max(0, flush_lsn - self.restart_lsn)
 
 
@@ -327,13 +323,7 @@ async def log_running(conn: Connection) -> bool:
 async def replayed_timeline(conn: Connection, login: Login) -> int:
     """Return the timeline that a server replays or writes, which SQL does not show on a standby.
 
-    Args:
-        conn: plain session on the server.
-        login: to open a replication session there.
-
-    Raises:
-        SourceRefused: the role lacks REPLICATION.
-        SourceLost: the connection broke, or the DSN leads to another server than the session.
+    Raise SourceRefused if the role lacks REPLICATION, SourceLost if the DSN leads to another server than the session.
     """
     started = "SELECT pg_catalog.pg_postmaster_start_time()::text"
     asking = await connect(login, application_name="parapply timeline", is_replication=True)
@@ -370,10 +360,8 @@ class StreamSender(NamedTuple):
     async def is_rolled_back(self, xid: int) -> bool:
         """Return whether a transaction whose PREPARE was sent was rolled back; False if that is not certain.
 
-        The slot's catalog_xmin keeps what the server knows of a transaction until its PREPARE is confirmed.
-
-        Args:
-            xid: as the stream has it, without its epoch.
+        The slot's catalog_xmin keeps what the server knows of a transaction until its PREPARE is confirmed. The
+        stream's xid has no epoch.
         """
         next_query: LiteralString = """
             SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text
@@ -390,9 +378,7 @@ class StreamSender(NamedTuple):
 def full_xid(xid: int, near: int) -> int:
     """Return a transaction id with its epoch: all that a server remembers lies within 2^31 of the next one.
 
-    Args:
-        xid: without its epoch.
-        near: the next one to be given, or one given not long ago, with its epoch.
+    `near` is the next one to be given, or one given not long ago, with its epoch.
     """
     return near + (xid - near + _HALF_OF_XIDS) % (2 * _HALF_OF_XIDS) - _HALF_OF_XIDS
 

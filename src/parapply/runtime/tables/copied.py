@@ -85,16 +85,9 @@ class Copied:
         known: Copies,
         taken: sharing.Taken,
     ) -> None:
-        """Start with the copied tables as read with the state.
+        """Start with the copied tables as read with the state; the stream is read from that of the slot on.
 
-        Args:
-            config: publications and state schema.
-            state: of the slot at the start: the stream is read from there on.
-            source: plain session on the publisher.
-            control_pool: sessions on the target.
-            tables: informed of tables that are not applied.
-            known: as read.
-            taken: tables in which rows of other slots have constants.
+        In `taken` tables rows of other slots have constants.
         """
         self._config = config
         self._publications = config.source.publications
@@ -136,9 +129,8 @@ class Copied:
     async def read(self, *, is_called: bool = True, may_wait: bool = False) -> None:
         """Read the state again, and log the tables that wait: at once, and once a day.
 
-        Args:
-            is_called: a command has called; else, with thousands of tables, less often than this is called.
-            may_wait: at rest only commands change what is read, and they call.
+        If a command has not called, less often than this is called with thousands of tables; at rest never, because
+        then only commands change what is read.
         """
         began_s = self._clock()
         due_s = self._next_read_s + (LONG_S if may_wait else 0.0)
@@ -154,11 +146,9 @@ class Copied:
         self._tell()
 
     async def look(self, *, gap_lsn: int | None = None, is_due: bool = False) -> None:
-        """Look for published tables that neither the state knows nor the stream has named; from time to time only.
+        """Look for published tables that neither the state knows nor the stream has named, from time to time or now.
 
-        Args:
-            gap_lsn: before this LSN a publication was missing, as the stream said since the last call.
-            is_due: now, whenever the last check was.
+        Before `gap_lsn` a publication was missing, as the stream said since the last call.
         """
         now_s = self._clock()
         if gap_lsn is not None:
@@ -225,9 +215,7 @@ class Copied:
     async def settle(self, relations: Sequence[Relation], *, may_be_missing: bool = False) -> None:
         """Decide from where on the relations announced now are applied, before their first change is read.
 
-        Args:
-            relations: announced.
-            may_be_missing: a command in the same transaction may make a table that the target does not have.
+        One may be missing on the target where a command in the same transaction may make it.
         """
         if self.is_settled(relations):
             return

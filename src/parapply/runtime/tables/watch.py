@@ -35,12 +35,9 @@ _PAUSE_TIMES = 9
 
 
 def pause_s(catalogue_check_s: float, took_s: float, *, is_quiet: bool = False) -> float:
-    """Return the seconds to the next comparison while no batch fails, after one that took `took_s`.
+    """Return the seconds to the next comparison of all tables while no batch fails, after one that took `took_s`.
 
-    Args:
-        catalogue_check_s: as configured.
-        took_s: for all tables.
-        is_quiet: the target has counted no change of its catalogue since then.
+    It is quiet if the target has counted no change of its catalogue since then.
     """
     share, most_times = (_QUIET_SHARE, _QUIET_MOST_TIMES) if is_quiet else (_SHARE, _MOST_TIMES)
     return max(catalogue_check_s, min(took_s / share, most_times * catalogue_check_s))

@@ -128,10 +128,9 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
         return all(row.state == CopyState.COPIED and (row.start_lsn or 0) <= low_lsn for row in rows)
 
     def starts(self, low_lsn: int) -> dict[Known, Start]:
-        """Return where each table joins the stream; one whose copy was interrupted does not, until the next copy.
+        """Return where each table joins the stream that is read from `low_lsn` on; a start before is as good as none.
 
-        Args:
-            low_lsn: the stream is read from here on; a start before is as good as none.
+        One whose copy was interrupted does not join it, until the next copy.
         """
         found: dict[Known, Start] = {}
         for row in self.tables:

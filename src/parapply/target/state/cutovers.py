@@ -234,13 +234,10 @@ async def _close(conn: Connection, schema: str) -> None:
 
 
 async def step_before_back(conn: Connection, schemas: Collection[str], slot_name: str, *, until: CutoverStep) -> str:
-    """Return the step of a cut-over whose way back is a slot, as long as nothing may apply the slot; empty: it may.
+    """Return the step of a cut-over whose way back is a slot, as long as nothing may apply it; empty: it may.
 
-    Args:
-        conn: session on the slot's server, of any role.
-        schemas: that may be state schemas there.
-        slot_name: slot.
-        until: step from which on it may be applied.
+    It may from the step `until` on. The session on the slot's server is of any role; the schemas may be state schemas
+    there.
     """
     names = list(schemas)
     open_ones = await rows(

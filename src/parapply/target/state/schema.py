@@ -41,19 +41,10 @@ _TABLES = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
 
 
 async def ensure_schema(conn: Connection, schema: str) -> bool:
-    """Create the state schema where it is missing, and check it where it exists.
+    """Create the state schema where it is missing, and check it where it exists; return True if it was missing.
 
-    An existing schema is only read, so that a role without CREATE can run the daemon.
-
-    Args:
-        conn: control session.
-        schema: name of the state schema, any name PostgreSQL takes.
-
-    Returns:
-        True if it was missing.
-
-    Raises:
-        TargetRefused: another version, an unlogged table (F7), or a privilege is missing.
+    An existing schema is only read, so that a role without CREATE can run the daemon. Raise TargetRefused if it has
+    another version or an unlogged table (F7).
     """
     is_new = not await has_schema(conn, schema)
     with target_errors(f"creating the state schema {schema!r}"):
