@@ -57,7 +57,10 @@ async def look(  # noqa: PLR0913  both ends, and what is known
     parts: dict[int, list[CopyRow]] = {}
     for row in rows:
         oid = row.source_oid or 0
-        before, marks = "" if _is_before(row, gap_lsn) else row.published_by, now.get(oid, "")
+        before, marks = (
+            "" if gap_lsn is not None and (row.start_lsn or 0) <= gap_lsn else row.published_by,
+            now.get(oid, ""),
+        )
         if before != marks or row.published_by != marks:
             reason = publishing.why_incomplete(before, marks) if before is not None and marks else ""
             changes.append(copies.PublishedChange(oid, row.published_by, marks, reason))
@@ -86,11 +89,6 @@ async def leave_out(
         return known
     await copies.leave_out(target, schema, slot_id, oids)
     return await copies.load(target, schema, slot_id)
-
-
-def _is_before(row: CopyRow, gap_lsn: int | None) -> bool:
-    """Return whether a table's copy lacks changes that were not published in a gap."""
-    return gap_lsn is not None and (row.start_lsn or 0) <= gap_lsn
 
 
 async def _with_partitions(  # noqa: PLR0913, PLR0917  what the look knows

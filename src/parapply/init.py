@@ -176,8 +176,9 @@ async def look_first(
     # The publisher's come last: the last one gives the exit code, and an init ended there before it met the target.
     refused.sort(key=lambda each: each.code.value.end is End.SOURCE)
     told = [each for each in report.findings if each not in refused and each.code.value.severity is not Severity.NOTE]
-    for line in _lines(told):
-        click.echo(line)
+    for each, more in _shortened(told):
+        code = each.code.value
+        click.echo(printable(f"{code.severity.value}: {_text(each)}{more}: {code.advice}{_fix(each)}"))
     connect.raise_all(list(_errors(refused)))
     return report.published
 
@@ -189,11 +190,6 @@ def _shortened(findings: Sequence[Finding]) -> Iterator[tuple[Finding, str]]:
         for each in shown[:-1]:
             yield each, ""
         yield shown[-1], f" (and {n_more:,} more of {code.text}: see `parapply check`)" if n_more > 0 else ""
-
-
-def _lines(findings: Sequence[Finding]) -> Iterator[str]:
-    for each, more in _shortened(findings):
-        yield printable(f"{each.code.value.severity.value}: {_text(each)}{more}: {each.code.value.advice}{_fix(each)}")
 
 
 def _errors(findings: Sequence[Finding]) -> Iterator[ParapplyError]:

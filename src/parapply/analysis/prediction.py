@@ -264,7 +264,8 @@ def _executed(
     """Return when the target executed each batch, from and until, and how long beside how many others."""
     spans = []
     for one in recorded:
-        execute_s = one.execute_s - _in_flight_s(one, commit_s)
+        # Part of it is the COMMIT of a flight.
+        execute_s = max(0.0, one.execute_s - (one.flight_commit_s or commit_s) * one.is_one_flight)
         made_s = min(make_s * one.changes, execute_s * (1 - _LEAST_TARGET))
         spans.append((one.started_s + made_s, one.started_s + execute_s))
     by_n = zip(recorded, beside(spans), strict=True)
@@ -397,11 +398,6 @@ def _turn_s(recorded: Sequence[Recorded], *, is_relaxed: bool) -> float:
 def _usual(values: Sequence[float]) -> float:
     most = median(values) * _ODD
     return fmean([value for value in values if value <= most])
-
-
-def _in_flight_s(one: Recorded, commit_s: float) -> float:
-    """Return the part of `execute_s` that is the COMMIT's."""
-    return min(one.flight_commit_s or commit_s, one.execute_s) if one.is_one_flight else 0.0
 
 
 def _processors(seconds: Sequence[Second], spans: Sequence[tuple[float, float]]) -> Processors:

@@ -73,7 +73,8 @@ async def read_tables(
         target = found.get(name)
         if target is None:
             if not options.brings_schema:
-                findings.append(_missing(name))
+                missing = f"{shown(*name)} is published but missing here"
+                findings.append(Finding(Code.TABLE_MISSING, missing, shown(*name)))
             continue
         if isinstance(target, TargetRefused):
             findings.append(Finding(Code.TABLE_REFUSED, str(target), shown(*name)))
@@ -97,10 +98,6 @@ async def read_tables(
         ]  # fmt: skip
         findings += await _of_rows(conn, readable, config, truncates=options.truncates)
     return plans, findings
-
-
-def _missing(name: Name) -> Finding:
-    return Finding(Code.TABLE_MISSING, f"{shown(*name)} is published but missing here", shown(*name))
 
 
 def _denied(name: Name, error: TargetRefused, role: str, privileges: Sequence[str]) -> Finding:

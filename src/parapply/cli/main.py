@@ -370,7 +370,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
     except OSError as error:
-        if not _is_unwritten(error):
+        # Of an open output, and not of a file by its name.
+        if error.errno not in _UNWRITTEN or error.filename is not None:
             raise
         return _give_up_output(error)
     return code if isinstance(code, int) else 0
@@ -387,11 +388,6 @@ def _report(error: ParapplyError) -> int:
         text = f"parapply: {redact_text(line)}"
         click.echo(prioritized(text.encode(), "error") if is_journal(sys.stderr) else text, err=True)
     return error.exit_code
-
-
-def _is_unwritten(error: OSError) -> bool:
-    """Return whether an error comes from an open output, and not from a file by its name."""
-    return error.errno in _UNWRITTEN and error.filename is None
 
 
 def _give_up_output(error: OSError) -> int:

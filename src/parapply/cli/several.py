@@ -18,7 +18,7 @@ from parapply.errors import ConfigError, ParapplyError
 from parapply.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from parapply.config import Config
     from parapply.login import Login
@@ -156,7 +156,7 @@ def configs(options: dict[str, Any], *not_needed: str) -> Config | Several:
         return one_of(fleet, options["database"])
     names = [one.name for one in fleet.databases]
     _check_named((*included, *excluded), names, left_out)
-    chosen = _chosen(names, included, excluded)
+    chosen = [name for name in names if (not included or name in included) and name not in excluded]
     if not chosen:
         raise ConfigError("no database is left", hint="exclude fewer of them")
     return Several({name: one_of(fleet, name) for name in chosen}, left_out, is_of_file)
@@ -181,10 +181,6 @@ async def _databases(login: Login) -> tuple[list[str], dict[str, str]]:
         if is_template or not allows
     }
     return [name for name, *_ in found if name not in left_out], left_out
-
-
-def _chosen(names: Iterable[str], included: Collection[str], excluded: Collection[str]) -> list[str]:
-    return [name for name in names if (not included or name in included) and name not in excluded]
 
 
 def _check_named(given: Sequence[str], names: Collection[str], left_out: dict[str, str]) -> None:

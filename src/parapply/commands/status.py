@@ -56,7 +56,8 @@ async def _once(config: Config, *, as_json: bool) -> None:
 
 
 async def _watch(config: Config, *, as_json: bool) -> None:
-    terminals = _terminals()
+    # The terminal that is written to is asked before it goes, because later it no longer says so.
+    terminals = [sys.stdout.fileno()] if sys.stdout.isatty() else []
     async with StateReader(config) as reader:
         report = await reader.read()
         if as_json:
@@ -74,11 +75,6 @@ async def _watch(config: Config, *, as_json: bool) -> None:
                     # The last reading stays below, because nothing later is known.
                     notice = error.line()
                 live.update(render(report, size.width, size.height, notice), refresh=True)
-
-
-def _terminals() -> list[int]:
-    """Return the terminal that is written to, if it is one, to be asked before it goes: later it no longer says so."""
-    return [sys.stdout.fileno()] if sys.stdout.isatty() else []
 
 
 async def _print_lines(reader: StateReader, report: dict[str, Any], terminals: list[int]) -> None:

@@ -20,7 +20,7 @@ from parapply.target.state.slots import wire_time_sql
 from parapply.vocabulary import ConflictOutcome
 
 if TYPE_CHECKING:
-    from parapply.conflict.kinds import Conflict, LocalRow
+    from parapply.conflict.kinds import Conflict
     from parapply.target.session.pipeline import Statement
     from parapply.target.session.settings import Connection
 
@@ -117,7 +117,11 @@ class ConflictHistory:
     def _values(self, conflict: Conflict) -> list[bytes | None]:
         key, key_is_cut = shortened(conflict.key)
         remote, remote_is_cut = shortened(conflict.remote_row)
-        newest = max((row for row in conflict.local_rows if row.commit_time_us is not None), key=_time, default=None)
+        newest = max(
+            (row for row in conflict.local_rows if row.commit_time_us is not None),
+            key=lambda row: row.commit_time_us or 0,
+            default=None,
+        )
         shown = newest or (conflict.local_rows[0] if conflict.local_rows else None)
         local = [shortened(row.values)[0] for row in conflict.local_rows]
         source = conflict.source
@@ -141,10 +145,6 @@ class ConflictHistory:
             conflict.policy.value.encode(),
             conflict.outcome.value.encode(),
         ]
-
-
-def _time(row: LocalRow) -> int:
-    return row.commit_time_us or 0
 
 
 def _json(value: object) -> bytes | None:

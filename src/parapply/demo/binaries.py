@@ -94,7 +94,7 @@ def readable_copy(tree: Path, *, version_text: str, parent: Path | None = None) 
     """
     place = parent or Path(tempfile.gettempdir())
     parts = _parts(tree)
-    size_bytes = sum(_tree_bytes(part) for part in parts)
+    size_bytes = sum(path.lstat().st_size for part in parts for path in part.rglob("*") if path.is_file())
     copy = place / f"parapply-programs-{os.geteuid()}-{version_text}-{size_bytes}"
     if not copy.is_symlink() and not copy.exists():
         _copy_atomically(parts, copy)
@@ -108,10 +108,6 @@ def _parts(tree: Path) -> dict[Path, Path]:
     libraries = tree.parent.with_name(f"{tree.parent.name}.libs")
     parts = [tree / name for name in _TREE_PARTS] + ([libraries] if libraries.is_dir() else [])
     return {part: part.relative_to(root) for part in parts}
-
-
-def _tree_bytes(part: Path) -> int:
-    return sum(path.lstat().st_size for path in part.rglob("*") if path.is_file())
 
 
 def _copy_atomically(parts: dict[Path, Path], copy: Path) -> None:

@@ -47,7 +47,7 @@ class Endpoint:
         """Start without listening; `answer` returns None for an unknown path, and the client sees `paths`."""
         self._answer = answer
         self._paths = paths
-        self._server = HttpServer(self._resource, POLICY)
+        self._server = HttpServer(lambda path: self._answer(path) or (404, TEXT, f"{paths}\n".encode()), POLICY)
 
     async def open(self, address: Address) -> None:
         """Begin to listen; raise ConfigError if the address is taken, or not one of this machine."""
@@ -57,9 +57,6 @@ class Endpoint:
     async def close(self) -> None:
         """Stop listening; requests in progress are cut off."""
         await self._server.close()
-
-    def _resource(self, path: str) -> Answer:
-        return self._answer(path) or (404, TEXT, f"{self._paths}\n".encode())
 
 
 def endpoint_of(view: SlotView) -> Endpoint:
