@@ -49,14 +49,14 @@ async def look(  # noqa: PLR0913  both ends, and what is known
     At `gap_lsn` a publication was missing while changes before it were decoded, since the last look.
     """
     publications = config.source.publications
-    rows = [row for row in known.tables if row.source_oid is not None and row.state == CopyState.COPIED]
-    oids = None if not known.is_listed else [row.source_oid for row in rows if row.source_oid is not None]
+    rows = [row for row in known.tables if row.state == CopyState.COPIED]
+    oids = None if not known.is_listed else [row.source_oid for row in rows]
     now = await publishing.published(source, publications, oids)
     changes: list[copies.PublishedChange] = []
     altered: list[Name] = []
     parts: dict[int, list[CopyRow]] = {}
     for row in rows:
-        oid = row.source_oid or 0
+        oid = row.source_oid
         before, marks = (
             "" if gap_lsn is not None and (row.start_lsn or 0) <= gap_lsn else row.published_by,
             now.get(oid, ""),
@@ -107,7 +107,7 @@ async def _with_partitions(  # noqa: PLR0913, PLR0917  what the look knows
     found = {change.source_oid: change for change in changes}
     for part, name in await publishing.attached_full(source, config.source.publications, list(parts)):
         for root in parts[part]:
-            change = found[root.source_oid or 0]
+            change = found[root.source_oid]
             own = by_oid.get(part)
             if own is None or own.state != CopyState.COPIED:
                 reason = f"partition {name} was attached, and may have had rows that were not published"

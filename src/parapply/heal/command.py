@@ -236,11 +236,11 @@ class HealRun:
             raise SourceRefused(f"not published: {', '.join(missing)}", hint="write schema.table")
         await check_readable(self._source, published)
         known = await copies.load(self._target, self._schema, self._slot_id)
-        rows = {row.source_oid if row.source_oid is not None else row.name: row for row in known.tables}
+        rows = {row.source_oid: row for row in known.tables}
         compared, left, later, unknown = [], [], [], []
         begun = set()
         for table in published:
-            row = rows.get(table.oid) or rows.get(table.full_name)
+            row = rows.get(table.oid)
             if row is None:
                 unknown.append(table)
             elif row.is_paused or (row.is_late and not row.is_again):

@@ -162,7 +162,7 @@ class Copied:
                 self._taken = await sharing.claim(self._source, conn, self._config, self._slot_id)
             await self._compare()
             await self._name_waiting()
-            if self.known.is_listed and all(row.source_oid is not None for row in self.known.tables):
+            if self.known.is_listed:
                 await self._look_for_others(is_first=is_first)
             await self._read()
         self._tell()
@@ -186,7 +186,7 @@ class Copied:
     async def _name_waiting(self) -> None:
         """Note the present names of tables of which no change is applied, because the stream may never name them."""
         rows = [row for row in self.known.tables if row.state == CopyState.WAITING]
-        waiting = {row.source_oid: row.name for row in rows if row.source_oid is not None}
+        waiting = {row.source_oid: row.name for row in rows}
         now = await late_tables.names(self._source, waiting) if waiting else {}
         if any(waiting[oid] != name for oid, name in now.items()):
             await self._rename({})
@@ -196,8 +196,8 @@ class Copied:
         """Note published tables that the stream has not named."""
         if is_first:
             await self._marks()  # a state of an older version has them from now on
-        oids = [row.source_oid for row in self.known.tables if row.source_oid is not None]
-        roots = [row.source_oid for row in self.known.tables if row.source_oid is not None and _may_be_root(row)]
+        oids = [row.source_oid for row in self.known.tables]
+        roots = [row.source_oid for row in self.known.tables if _may_be_root(row)]
         found = await late_tables.uncovered(self._source, self._publications, oids, roots)
         if any(not self._is_left_out(name) for _, name in found):
             # A cut-over may have made its state there a moment ago, of which the stream has sent nothing yet.
@@ -267,7 +267,7 @@ class Copied:
         self._waiting = {row.name: row.reason for row in waiting if not row.is_schema_only}
         self._schema_only = frozenset([row.name for row in waiting if row.is_schema_only])
         self._again = {row.name for row in known.tables if row.is_again}
-        self._by_oid = {row.source_oid: row for row in known.tables if row.source_oid is not None}
+        self._by_oid = {row.source_oid: row for row in known.tables}
         self._by_name = {row.name: row for row in known.tables}
 
     def _row(self, oid: int) -> CopyRow | None:
@@ -300,8 +300,7 @@ class Copied:
             return row.name == name
         if relation.oid in self._gone or self._root(relation.oid) is not None:
             return True
-        namesake = self._namesake(name)
-        if (namesake is not None and namesake.source_oid is None) or self._was_named(relation) != name:
+        if self._was_named(relation) != name:
             return False
         # One in the schema of our own progress may belong to another parapply, made since the publisher was read.
         return not (self.known.is_listed or name[0] == self._schema or self._why_left_out(name))
@@ -310,22 +309,18 @@ class Copied:
         return self.starts.name_of(relation.oid) or relation.full_name
 
     async def _settle(self, relation: Relation, *, may_be_missing: bool) -> None:
-        name, oid = relation.full_name, relation.oid
+        name = relation.full_name
         sharing.check(self._config, [name], self._taken)
         if name[0] == self._schema and name[0] in (schemas := await state_schemas(self._source)):
             self._log.info("state_left_out", schemas=sorted(schemas))
             self.starts.leave_out(schemas)
             return
-        row, namesake = self._row(oid), self._namesake(name)
-        if row is None:
-            self._check_constants(self._was_named(relation), name)
+        row = self._row(relation.oid)
         if row is not None:
             await self._settle_known(relation, row)
-        elif namesake is not None and namesake.source_oid is None:
-            async with self._control_pool.session() as conn:
-                await copies.identify(conn, self._schema, self._slot_id, name, oid)
         else:
-            await self._settle_new(relation, namesake, may_be_missing=may_be_missing)
+            self._check_constants(self._was_named(relation), name)
+            await self._settle_new(relation, self._namesake(name), may_be_missing=may_be_missing)
 
     async def _settle_known(self, relation: Relation, row: CopyRow) -> None:
         if relation in self._tables.plans.refused and await self._has_other_name(relation, row):
@@ -399,12 +394,11 @@ class Copied:
 
         A dropped table gives up its name to the table that has it in the stream.
         """
-        oids = [row.source_oid for row in self.known.tables if row.source_oid is not None]
-        names |= await late_tables.names(self._source, oids)
         known = {row.source_oid: row.name for row in self.known.tables}
+        names |= await late_tables.names(self._source, list(known))
         changed = {oid: name for oid, name in names.items() if known.get(oid) != name}
         for row in self.known.tables:
-            if row.source_oid is not None and not row.is_schema_only:
+            if not row.is_schema_only:
                 self._check_constants(row.name, changed.get(row.source_oid, row.name))
         async with self._control_pool.session() as conn:
             await copies.rename(conn, self._schema, self._slot_id, changed)

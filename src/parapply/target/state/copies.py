@@ -52,7 +52,7 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
     table_name: str
     state: CopyState
     start_lsn: int | None  # of the copy's snapshot; None as long as no copy has begun
-    source_oid: int | None = None  # the publisher's, by which it is known after a rename; None: an older version's row
+    source_oid: int  # the publisher's, by which it is known after a rename
     reason: str = ""  # why it waits; empty: it is one of the first copy, or of a refresh
     rows: int | None = None  # so far, while it is copied
     size_bytes: int | None = None
@@ -138,9 +138,8 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
             lsn = row.start_lsn if row.state == CopyState.COPIED or is_under_way else None
             if row.state == CopyState.COPIED and lsn is not None and lsn <= low_lsn:
                 lsn = 0
-            found[row.name if row.source_oid is None else row.source_oid] = (
-                LEFT_OUT if row.is_schema_only else Start(lsn, is_copied=row.state == CopyState.COPIED)
-            )
+            is_copied = row.state == CopyState.COPIED
+            found[row.source_oid] = LEFT_OUT if row.is_schema_only else Start(lsn, is_copied=is_copied)
         return found
 
     def count(self, state: CopyState) -> int:
@@ -452,15 +451,6 @@ async def note_published(conn: Connection, schema: str, slot_id: int, changes: S
             await rows(conn, query, [slot_id, *columns])
             if any(change.reason for change in changes):
                 await notify(conn, slot_id)
-
-
-async def identify(conn: Connection, schema: str, slot_id: int, name: Name, source_oid: int) -> None:
-    """Note the publisher's OID of a table that an older version has noted by name."""
-    query = (
-        "UPDATE {s}.copies SET source_oid = $4::bigint"
-        " WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3 AND source_oid IS NULL"
-    )
-    await state_rows(conn, schema, "noting which table it is", query, [slot_id, *name, source_oid])
 
 
 async def rename(conn: Connection, schema: str, slot_id: int, names: Mapping[int, Name]) -> None:
