@@ -57,10 +57,8 @@ async def look(  # noqa: PLR0913  both ends, and what is known
     parts: dict[int, list[CopyRow]] = {}
     for row in rows:
         oid = row.source_oid
-        before, marks = (
-            "" if gap_lsn is not None and (row.start_lsn or 0) <= gap_lsn else row.published_by,
-            now.get(oid, ""),
-        )
+        is_before = gap_lsn is not None and (row.start_lsn or 0) <= gap_lsn
+        before, marks = "" if is_before else row.published_by, now.get(oid, "")
         if before != marks or row.published_by != marks:
             reason = publishing.why_incomplete(before, marks) if before is not None and marks else ""
             changes.append(copies.PublishedChange(oid, row.published_by, marks, reason))

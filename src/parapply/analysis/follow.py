@@ -35,13 +35,7 @@ _OPTIONS: Final = {
 }
 
 
-def look(
-    engine: Engine,
-    request: ReportRequest,
-    every_s: float,
-    on_load: OnLoad,
-    stop: threading.Event,
-) -> None:
+def look(engine: Engine, request: ReportRequest, every_s: float, on_load: OnLoad, stop: threading.Event) -> None:
     """Look for new files until the event is set.
 
     Raises:
@@ -61,11 +55,7 @@ def look(
 
 
 def stream(
-    engine: SparkEngine,
-    request: ReportRequest,
-    every_s: float | None,
-    on_load: OnLoad,
-    stop: threading.Event,
+    engine: SparkEngine, request: ReportRequest, every_s: float | None, on_load: OnLoad, stop: threading.Event
 ) -> None:
     """Do the same as a stream of Spark's; `every_s` None handles the existing files and ends.
 

@@ -310,8 +310,7 @@ class _Known(NamedTuple):
         longer = max(_LONGER_EACH * doublings, -_ERROR_EACH * doublings) + _OTHER_EACH * others
         # Nothing is applied before it can be read, and the source is not the same each time either.
         least_s = max(
-            min(spans_s) * (1 - hypot(self.varied, shorter)),
-            min(self.source_s, seconds_s) * (1 - self.source_varied),
+            min(spans_s) * (1 - hypot(self.varied, shorter)), min(self.source_s, seconds_s) * (1 - self.source_varied)
         )
         most_s = min(self.source_s, seconds_s) * (1 + self.source_varied)
         if max(spans_s) > self.fed_s:

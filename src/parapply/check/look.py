@@ -159,9 +159,7 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
     await check_apart(config, ends, facts)
     # Both have ended when this goes on: neither reads on in a session that is about to be closed.
     source, there = await asyncio.gather(
-        read_source(ends.source, config, facts, options),
-        read_target(ends.target, config),
-        return_exceptions=True,
+        read_source(ends.source, config, facts, options), read_target(ends.target, config), return_exceptions=True
     )
     if isinstance(source, BaseException):
         raise source

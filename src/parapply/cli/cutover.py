@@ -33,7 +33,7 @@ Examples:
 The daemon runs. Writers are kept from the source, the target gets all that they have committed, and is compared; then
 the target takes the writes, and the source follows it with the daemon of --reverse. After a kill, or a refusal in the
 middle, the same command goes on, or --undo takes it back. Of several databases all take over, or none. Exit 1: not in
-time, a table differs, or a write came after the fence.""",
+time, a table differs, or a write came after the fence."""
 )
 @connection_options
 @several_options

@@ -30,7 +30,7 @@ Examples:
   parapply check --config app.toml --copy --schema
   parapply check --config app.toml --copy --provider rds --target-provider azure
   parapply check --config app.toml --json | jq -r '.findings[] | select(.severity == "refused") | .fix'
-It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 3 or 4: `init` would refuse, and end so.""",
+It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 3 or 4: `init` would refuse, and end so."""
 )
 @connection_options
 @several_options
@@ -73,7 +73,7 @@ Examples:
   parapply status --config app.toml --watch
   parapply status --config app.toml --json | jq .lag_bytes
   parapply status --config app.toml --json --watch | jq --unbuffered .lag_s
-  parapply status --json-schema""",
+  parapply status --json-schema"""
 )
 @connection_options
 @several_options
@@ -110,7 +110,7 @@ Examples:
   parapply verify --config app.toml
   parapply verify --config app.toml --table public.orders --statements
   parapply verify --config app.toml --json | jq '.tables[] | select(.is_equal | not)'
-Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in use.""",
+Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in use."""
 )
 @connection_options
 @several_options
@@ -160,7 +160,7 @@ def verify(**options: Any) -> int:
 Examples:
   parapply drop --config app.toml
   parapply drop --config app.toml --yes
-  parapply drop --config fleet.toml --exclude-databases billing""",
+  parapply drop --config fleet.toml --exclude-databases billing"""
 )
 @connection_options
 @several_options

@@ -134,7 +134,7 @@ Examples:
 It looks first as `parapply check` does: what would be refused stops it before anything is made.
 A copy that was interrupted goes on with the same command.
 Passwords are better in PARAPPLY_SOURCE__DSN and PARAPPLY_TARGET__DSN, in a file that PARAPPLY_SOURCE__DSN_FILE
-names, or in ~/.pgpass, than in a flag.""",
+names, or in ~/.pgpass, than in a flag."""
 )
 @connection_options
 @click.option("--copy", "is_copy", is_flag=True, help="Also copy the rows of all published tables.")
@@ -180,7 +180,7 @@ Examples:
   psql "$SOURCE" -c 'ALTER PUBLICATION app ADD TABLE orders'
   parapply refresh --config app.toml
   parapply refresh --config app.toml --table public.orders --truncate
-The daemon may run at the same time.""",
+The daemon may run at the same time."""
 )
 @connection_options
 @click.option("--table", "tables", metavar="SCHEMA.TABLE", multiple=True, help="Copy just this one; repeatable.")
@@ -203,7 +203,7 @@ Examples:
   parapply run --config app.toml --until 16/B374D848
   parapply run --config app.toml --set apply.delay_s=0 --until '2026-11-23 14:05:00+00'
 With a time it ends before the first transaction, in commit order, that committed later; commit times are by
-the publisher's clock. A time that the target has passed is refused.""",
+the publisher's clock. A time that the target has passed is refused."""
 )
 @connection_options
 @click.option("--until", type=UntilType(), metavar="LSN|TIME", help="Stop once all up to there is durable.")
@@ -248,7 +248,7 @@ async def _heal_lost(config: Config) -> tuple[int, int] | None:
     epilog="""\b
 Examples:
   lsn=$(psql "$SOURCE" -Atc 'SELECT pg_current_wal_insert_lsn()')
-  parapply wait --config app.toml --lsn "$lsn" --timeout 30""",
+  parapply wait --config app.toml --lsn "$lsn" --timeout 30"""
 )
 @connection_options
 @click.option("--lsn", type=Lsn(), metavar="LSN", required=True, help="Return when the target shows all up to it.")
@@ -276,7 +276,7 @@ Examples:
   parapply snapshot --config app.toml --lsn 16/B374D848
   parapply snapshot --config orders.toml --with customers.toml --json
 The daemons must run. Several targets of one publisher are cut at the same LSN. Without a command the snapshots are
-kept until Ctrl-C; a command finds them in PARAPPLY_SNAPSHOT and PARAPPLY_LSN (_2, _3 ... for the others).""",
+kept until Ctrl-C; a command finds them in PARAPPLY_SNAPSHOT and PARAPPLY_LSN (_2, _3 ... for the others)."""
 )
 @connection_options
 @click.option("--lsn", type=Lsn(), metavar="LSN", help="LSN of the publisher; by default the earliest possible.")
@@ -320,7 +320,7 @@ Examples:
   parapply sequences --config app.toml --dry-run
   parapply sequences --config app.toml --ahead 10000
 At a cut-over: stop the writers, `parapply wait` for the source's last LSN, then this. It may be run earlier, with
---ahead, and again. Exit 1: a sequence is missing on the target or could not be set.""",
+--ahead, and again. Exit 1: a sequence is missing on the target or could not be set."""
 )
 @connection_options
 @click.option(
@@ -343,7 +343,7 @@ def sequences(*, as_json: bool, **options: Any) -> int:
 Examples:
   parapply demo
   parapply demo --duration-s 60 --clients 8
-  parapply demo --keep""",
+  parapply demo --keep"""
 )
 @click.option("--duration-s", type=click.IntRange(min=1), default=15, show_default=True, help="Length of the load.")
 @click.option("--clients", type=click.IntRange(min=1), default=4, show_default=True, help="pgbench clients.")

@@ -111,10 +111,7 @@ copy_options = together(
     ),
     click.option("--truncate", "truncates", is_flag=True, help="Empty tables that hold rows before the copy."),
     click.option(
-        "--defer-indexes",
-        "defers_indexes",
-        is_flag=True,
-        help="Drop indexes without a constraint, make them after.",
+        "--defer-indexes", "defers_indexes", is_flag=True, help="Drop indexes without a constraint, make them after."
     ),
 )
 

@@ -113,10 +113,7 @@ def worst(found: dict[str, Result]) -> int:
 #: Options that choose several databases.
 several_options = together(
     click.option(
-        "--all-databases",
-        "is_all",
-        is_flag=True,
-        help="Each database of the publisher's server; DSNs are templates.",
+        "--all-databases", "is_all", is_flag=True, help="Each database of the publisher's server; DSNs are templates."
     ),
     click.option(
         "--include-databases", "included", metavar="NAME", multiple=True, help="Just this one of them; repeatable."

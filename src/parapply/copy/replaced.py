@@ -88,8 +88,7 @@ async def insert_staged(conn: Connection, table: PublishedTable) -> None:
     query = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} AS v")
     with target_errors(f"copying into {table.text}"):
         await rows(
-            conn,
-            query.format(sql.Identifier(*table.here().full_name), names, sql.SQL(", ").join(values), _STAGE),
+            conn, query.format(sql.Identifier(*table.here().full_name), names, sql.SQL(", ").join(values), _STAGE)
         )
 
 

@@ -155,11 +155,7 @@ class Resumption:
     """Brings parts forward; the copy lock is held."""
 
     def __init__(
-        self,
-        config: Config,
-        slot_id: int,
-        writer: Writer,
-        types: Mapping[tuple[str, str], Mapping[str, int]],
+        self, config: Config, slot_id: int, writer: Writer, types: Mapping[tuple[str, str], Mapping[str, int]]
     ) -> None:
         self._config = config
         self._schema = config.target.state_schema
@@ -300,12 +296,7 @@ class Resumption:
             await check_foreign_code(self._target, *table.here().full_name, table.columns)
 
     async def _bring(
-        self,
-        reader: slot.Connection,
-        table: PublishedTable,
-        parts: Sequence[CopiedPart],
-        keys: Sequence[Key],
-        lsn: int,
+        self, reader: slot.Connection, table: PublishedTable, parts: Sequence[CopiedPart], keys: Sequence[Key], lsn: int
     ) -> None:
         """Replace the rows with these keys by the rows that the reader sees in the pages of the parts."""
         types = self._types[table.full_name]
@@ -321,9 +312,7 @@ class Resumption:
                 for first in range(0, len(keys), _KEYS_AT_ONCE):
                     some = keys[first : first + _KEYS_AT_ONCE]
                     remove = sql.SQL("DELETE FROM {} AS t USING {} WHERE {}").format(
-                        alone,
-                        listed(some, [KEY_TYPES[types[column]] for column in table.key]),
-                        equal(table.key),
+                        alone, listed(some, [KEY_TYPES[types[column]] for column in table.key]), equal(table.key)
                     )
                     cursor = await self._target.execute(remove)
                     more_rows -= cursor.rowcount

@@ -246,12 +246,7 @@ def write_checkpoints(stage: Stage) -> None:
 
 
 def measure(
-    stage: Stage,
-    dbname: str,
-    start: Callable[[], object],
-    check: Callable[[], None],
-    *,
-    watch: Watch = _NO_WATCH,
+    stage: Stage, dbname: str, start: Callable[[], object], check: Callable[[], None], *, watch: Watch = _NO_WATCH
 ) -> tuple[float, float]:
     """Start a runner and return the seconds until the first and until the last row of the backlog were visible.
 

@@ -21,14 +21,7 @@ from parapply.demo.race import (
     make_target,
     verify_target,
 )
-from parapply.demo.show import (
-    View,
-    show_applylog,
-    show_comparison,
-    show_how_to_go_on,
-    show_progress,
-    show_race,
-)
+from parapply.demo.show import View, show_applylog, show_comparison, show_how_to_go_on, show_progress, show_race
 from parapply.demo.stage import BANK, Interrupts, Stage
 
 if TYPE_CHECKING:

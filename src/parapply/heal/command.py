@@ -340,10 +340,7 @@ class HealRun:
                 await asyncio.sleep(_POLL_S)
 
     async def _compare(
-        self,
-        target: Sequence[settings.Connection],
-        snapshot: SourceSnapshot,
-        tables: _Tables,
+        self, target: Sequence[settings.Connection], snapshot: SourceSnapshot, tables: _Tables
     ) -> list[HealPlan]:
         name = f"parapply heal {self._name}"
         async with AsyncExitStack() as reading:

@@ -157,9 +157,7 @@ WAITS: Final = _counter(
     ("table", "kind"),
 )
 WAIT_SECONDS: Final = _counter(
-    "parapply_dependency_wait_seconds_total",
-    "Seconds they waited before they could start.",
-    ("table", "kind"),
+    "parapply_dependency_wait_seconds_total", "Seconds they waited before they could start.", ("table", "kind")
 )
 
 RETRIES: Final = _counter(
@@ -218,8 +216,7 @@ PREPARED: Final = Metric(
     "parapply_prepared_transactions", "Transactions prepared on the target that wait for their outcome."
 )
 TABLES_WAITING: Final = Metric(
-    "parapply_tables_waiting",
-    "Tables that are published and not applied, until `parapply refresh` copies them.",
+    "parapply_tables_waiting", "Tables that are published and not applied, until `parapply refresh` copies them."
 )
 APPLYLOG_DROPPED: Final = _counter(
     "parapply_applylog_dropped_total", "Records of the apply log that were lost: disk full or too slow."

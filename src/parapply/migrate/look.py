@@ -230,8 +230,7 @@ async def _of_target(
         known = {
             name: bool(may_own)
             for name, may_own in await rows(
-                ends.target,
-                sql.SQL("SELECT rolname, pg_catalog.pg_has_role(oid, 'MEMBER') FROM pg_catalog.pg_roles"),
+                ends.target, sql.SQL("SELECT rolname, pg_catalog.pg_has_role(oid, 'MEMBER') FROM pg_catalog.pg_roles")
             )
         }
         available = {

@@ -243,7 +243,5 @@ async def steps(config: Config) -> dict[str, migrations.StepRow]:
 def migration_of(config: Config, facts: slot.SourceFacts) -> migrations.Migration:
     """Return the names that identify the migration of a slot."""
     return migrations.Migration(
-        schema=config.target.state_schema,
-        slot_name=config.source.slot,
-        system_identifier=facts.system_identifier,
+        schema=config.target.state_schema, slot_name=config.source.slot, system_identifier=facts.system_identifier
     )

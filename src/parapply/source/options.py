@@ -185,12 +185,7 @@ _KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_cou
 
 
 def source_conninfo(
-    dsn: str,
-    *,
-    application_name: str,
-    is_replication: bool,
-    connect_timeout_s: int,
-    decoding_memory_bytes: int = 0,
+    dsn: str, *, application_name: str, is_replication: bool, connect_timeout_s: int, decoding_memory_bytes: int = 0
 ) -> str:
     """Return the connection string of a session on the publisher, with its settings pinned.
 

@@ -63,13 +63,7 @@ class LaterCommands:
     """Its task writes; intake calls and waits."""
 
     def __init__(
-        self,
-        config: Config,
-        slot_id: int,
-        control_pool: ControlPool,
-        *,
-        tables: TablePlans,
-        figures: Figures,
+        self, config: Config, slot_id: int, control_pool: ControlPool, *, tables: TablePlans, figures: Figures
     ) -> None:
         self._config = config
         self._slot_id = slot_id

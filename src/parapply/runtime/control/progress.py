@@ -36,12 +36,7 @@ class Progress:
     """Fields are written by its own task, and through `keepalive` and `committed` by intake and the workers."""
 
     def __init__(
-        self,
-        control: Connection,
-        place: StatePlace,
-        reader: SlotReader,
-        batcher: Batcher,
-        durability: Durability,
+        self, control: Connection, place: StatePlace, reader: SlotReader, batcher: Batcher, durability: Durability
     ) -> None:
         """Start with the target's state; the control session is only used here while the epoch runs."""
         self._control = control

@@ -49,12 +49,7 @@ class TwoPhase:
     """Transactions prepared here. Written by the workers, one at a time, because each event is a separate batch."""
 
     def __init__(
-        self,
-        slot_id: int,
-        pending: dict[int, tuple[str, int]],
-        sender: StreamSender,
-        *,
-        is_each_noted: bool,
+        self, slot_id: int, pending: dict[int, tuple[str, int]], sender: StreamSender, *, is_each_noted: bool
     ) -> None:
         """Start with the transactions prepared on the target, as `target.prepared.pending` has them.
 
