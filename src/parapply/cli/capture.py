@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parapply.cli.options import Lsn, load, taken
+from parapply.cli.options import Lsn, load, path_option, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -120,11 +120,8 @@ are not repeated without --again. Exit 1: a run failed, or tables differ between
     metavar="N",
     help="With --predict: apply the first N changes only, and predict all groups for the whole capture.",
 )
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Draw how late each run and prediction is over the day, as .svg or .png.",
+@path_option(
+    "--plot", "plot", "FILE", "Draw how late each run and prediction is over the day, as .svg or .png.", dir_okay=False
 )
 @click.option(
     "--despite-torn", "is_despite_torn", is_flag=True, help="Apply everything before the place where a file is torn."

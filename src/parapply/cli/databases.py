@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parapply.cli.options import connection_options, taken
+from parapply.cli.options import connection_options, seconds, taken
 from parapply.cli.several import Result, Several, configs, several_options
 from parapply.vocabulary import Provider
 
@@ -126,15 +126,7 @@ Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in u
     metavar="N",
     help="Compare N ranges of about 10,000 rows of each large table, others each time.  [default: all]",
 )
-@click.option(
-    "--max-pause",
-    "max_pause_s",
-    type=click.FloatRange(min=0.1),
-    default=10,
-    show_default=True,
-    metavar="S",
-    help="Longest pause of the daemon for the source's snapshot.",
-)
+@seconds("--max-pause", "max_pause_s", "Longest pause of the daemon for the source's snapshot.", default=10, least=0.1)
 @click.option("--statements", "prints_statements", is_flag=True, help="Print SQL that would repair the target.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
 def verify(**options: Any) -> int:

@@ -20,7 +20,17 @@ import click
 
 import parapply
 from parapply import driver_versions, failpoints
-from parapply.cli.options import Lsn, UntilType, connection_options, copy_options, light_start, load, load_all, taken
+from parapply.cli.options import (
+    Lsn,
+    UntilType,
+    connection_options,
+    copy_options,
+    light_start,
+    load,
+    load_all,
+    seconds,
+    taken,
+)
 from parapply.errors import ParapplyError
 
 if TYPE_CHECKING:
@@ -252,14 +262,7 @@ Examples:
 )
 @connection_options
 @click.option("--lsn", type=Lsn(), metavar="LSN", required=True, help="Return when the target shows all up to it.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0),
-    default=math.inf,
-    metavar="S",
-    help="Give up after S seconds with exit 1; without it, wait for ever.",
-)
+@seconds("--timeout", "timeout_s", "Give up after S seconds with exit 1; without it, wait for ever.", default=math.inf)
 def wait(*, lsn: int, timeout_s: float, **options: Any) -> None:
     """Read your writes: wait until the target has everything up to an LSN."""
     config = load(options, "source.dsn", "source.publications")
@@ -288,9 +291,7 @@ kept until Ctrl-C; a command finds them in PARAPPLY_SNAPSHOT and PARAPPLY_LSN (_
     type=click.Path(path_type=Path),
     help="Configuration of another target of the same publisher; repeatable.",
 )
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), default=60, show_default=True, metavar="S", help="Give up."
-)
+@seconds("--timeout", "timeout_s", "Give up.", default=60)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def snapshot(

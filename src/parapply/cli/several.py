@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from parapply.cli.options import flags_of, together
+from parapply.cli.options import flags_of, repeated, together
 from parapply.errors import ConfigError, ParapplyError
 from parapply.printable import printable
 
@@ -115,12 +115,8 @@ several_options = together(
     click.option(
         "--all-databases", "is_all", is_flag=True, help="Each database of the publisher's server; DSNs are templates."
     ),
-    click.option(
-        "--include-databases", "included", metavar="NAME", multiple=True, help="Just this one of them; repeatable."
-    ),
-    click.option(
-        "--exclude-databases", "excluded", metavar="NAME", multiple=True, help="All but this one; repeatable."
-    ),
+    repeated("--include-databases", "included", "NAME", "Just this one of them; repeatable."),
+    repeated("--exclude-databases", "excluded", "NAME", "All but this one; repeatable."),
 )
 
 
