@@ -74,13 +74,10 @@ async def open_target(config: Config, command: str) -> settings.Connection:
 
 
 async def check_apart(config: Config, ends: Connections, facts: slot.SourceFacts) -> None:
-    """Refuse a target that is the publisher's own database: each change would come back, without end.
+    """Raise TargetRefused for a target that is the publisher's own database: each change would come back, without end.
 
     Two servers may be copies of one cluster, and have one system identifier; a standby has its primary's, and replays
     its primary's timeline.
-
-    Raises:
-        TargetRefused: it is.
     """
     timeline, started_us, is_copied = await _identity(ends.target, facts)
     if not is_copied:

@@ -38,9 +38,7 @@ _OPTIONS: Final = {
 def look(engine: Engine, request: ReportRequest, every_s: float, on_load: OnLoad, stop: threading.Event) -> None:
     """Look for new files until the event is set.
 
-    Raises:
-        ReportRefused: as `job.convert`.
-        ReportFailed: as `job.convert`.
+    Raise ReportRefused or ReportFailed as `job.convert`.
     """
     with engine.errors():
         store = checked_store(engine, request)

@@ -113,9 +113,7 @@ class Recorder:
     async def take(self, frames: Sequence[bytes], now_us: int) -> None:
         """Take frames that came together; further errors are as of `begin`.
 
-        Raises:
-            CaptureRefused: a table cannot be redacted.
-            ProtocolError: a frame cannot be read.
+        Raise CaptureRefused if a table cannot be redacted, ProtocolError if a frame cannot be read.
         """
         append, redacted = self._frames.append, self._redacted
         for frame in frames:

@@ -127,9 +127,7 @@ def _check_found(found: list[dict[str, Any]], wanted: Filter) -> None:
 async def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: bool, as_json: bool) -> None:
     """Show what applying kept changes would do, ask, and do it in one transaction.
 
-    Raises:
-        ConfigError: a filter cannot be read.
-        TargetRefused: one of them cannot be applied, and so none was.
+    Raise ConfigError if a filter cannot be read; TargetRefused if one of them cannot be applied, and so none was.
     """
     schema = config.target.state_schema
     async with _opened(config, "conflicts") as (conn, slot_id):

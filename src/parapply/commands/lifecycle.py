@@ -59,9 +59,7 @@ async def new_slot(source: slot.Connection, name: str) -> AsyncIterator[None]:
 def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command line passes it by position
     """Remove the slot and its state, and the state schema when no slot is left in it; ask first.
 
-    Raises:
-        SlotBusy: a process reads the slot.
-        LeaseHeld: a daemon runs.
+    Raise SlotBusy if a process reads the slot, LeaseHeld if a daemon runs.
     """
     asyncio.run(drop_one(config, assume_yes=assume_yes))
 

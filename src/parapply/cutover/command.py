@@ -82,9 +82,7 @@ SELECT c.oid::bigint FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace 
 async def wait_until_unread(source: Connection, slot_name: str, deadline_s: float) -> None:
     """Return once no process reads the slot.
 
-    Raises:
-        SlotBusy: one still does.
-        SourceRefused, SourceLost: as `slot.read_slot`; the process could not be ended.
+    Raise SlotBusy if one still does.
     """
     patience_s = time.monotonic() + _PATIENCE_S
     while (found := await slot.read_slot(source, slot_name)) and found.active_pid is not None:

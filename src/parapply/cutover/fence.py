@@ -289,9 +289,7 @@ async def run_command(command: str, conn: Connection, *, is_on: bool) -> None:
 async def last_lsn(conn: Connection, deadline_s: float) -> int:
     """Wait until no transaction of the database has written and not ended; return an LSN after all of them.
 
-    Raises:
-        SourceRefused: a transaction is prepared.
-        ParapplyError: one has not ended in time.
+    Raise SourceRefused if a transaction is prepared, ParapplyError if one has not ended in time.
     """
     while True:
         with source_errors("reading the transactions in progress"):

@@ -63,9 +63,7 @@ def read_entry(path: Path, database: str) -> dict[str, str | None]:
 def rewrite_entry(path: Path, database: str, words: Mapping[str, str | None]) -> None:
     """Give the database's line other words; None removes one. The file is replaced as a whole, or stays as it was.
 
-    Raises:
-        ConfigError: as `read_entry`, or a value cannot stand in the file.
-        ParapplyError: it cannot be written.
+    Raise ConfigError as `read_entry`, or a value cannot stand in the file; ParapplyError if it cannot be written.
     """
     lines, number = _find(path, database)
     entry = _ENTRY.fullmatch(lines[number])

@@ -223,9 +223,7 @@ async def make_state(ends: Connections, config: Config, takeover_lsn: int) -> No
 async def drop_state(ends: Connections, config: Config, slot_id: int) -> None:
     """Remove the state of a slot on the old source, with its origins.
 
-    Raises:
-        LeaseHeld: a daemon applies it.
-        TargetRefused, TargetLost: it could not be removed.
+    Raise LeaseHeld if a daemon applies it, TargetRefused or TargetLost if it could not be removed.
     """
     await lease.take_lease(ends.target, slot_id, 0)
     held = [gid for gid, _ in (await prepared.pending(ends.target, config.target.state_schema, slot_id)).values()]

@@ -53,11 +53,7 @@ class Account:
 
 
 def server_account() -> Account | None:
-    """Return the account that servers run as, or `None` when they run as the caller.
-
-    Raises:
-        DemoError: we are the superuser and no other account exists.
-    """
+    """Return the account that servers run as, or `None` when they run as the caller."""
     if os.geteuid() != 0:
         return None
     for name in _ACCOUNTS:
@@ -88,9 +84,6 @@ def readable_copy(tree: Path, *, version_text: str, parent: Path | None = None) 
             lie next to the package, in `<package>.libs`, and are found by that relative path.
         version_text: such as "18.4".
         parent: where to put the copy; the system's temporary directory when `None`.
-
-    Raises:
-        DemoError: another user owns the name of the copy or could write into it; remove it by hand.
     """
     place = parent or Path(tempfile.gettempdir())
     parts = _parts(tree)
@@ -176,11 +169,7 @@ def find_binaries(major: int | None = None) -> PgBinaries:
 
 
 def available() -> list[PgBinaries]:
-    """Return one set of programs for each major version found, newest first.
-
-    Raises:
-        DemoError: PARAPPLY_PGBIN names a directory without a server that this user can run.
-    """
+    """Return one set of programs for each major version found, newest first."""
     found: dict[int, PgBinaries] = {}
     for one in _in_order():
         found.setdefault(one.major, one)
@@ -199,9 +188,6 @@ def find_program(name: str, preferred: PgBinaries) -> Path:
     """Return a client program, of the preferred version if it has it, else of the nearest newer or older one.
 
     Some distributions of the server lack psql and pgbench; clients of another major version serve as well.
-
-    Raises:
-        DemoError: no version on this machine has it.
     """
     own = preferred.bin_dir / name
     if os.access(own, os.X_OK):

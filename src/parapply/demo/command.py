@@ -94,11 +94,7 @@ class Parapply:
         return self._run(command, *arguments)
 
     def verify(self) -> list[Comparison]:
-        """Compare every published table on both sides, by `parapply verify`; the daemon must run.
-
-        Raises:
-            DemoError: they could not be compared.
-        """
+        """Compare every published table on both sides, by `parapply verify`; the daemon must run."""
         document = json.loads(self._run("verify", "--json", codes=(0, _DIFFERENT)))
         return [
             Comparison(
@@ -132,11 +128,7 @@ class Parapply:
             raise DemoError(f"`parapply run` ended with {code}.{self._tail()}")
 
     def stop(self) -> None:
-        """Ask the daemon to finish what it has in hand and end, and wait for that.
-
-        Raises:
-            DemoError: it did not end with status 0.
-        """
+        """Ask the daemon to finish what it has in hand and end, and wait for that."""
         if self._process and (code := end(self._process)):
             raise DemoError(f"`parapply run` ended with {code} when it was asked to stop.{self._tail()}")
 

@@ -144,10 +144,8 @@ async def begin(
 ) -> HealRun:
     """Take the locks of the slot, and look if it is lost.
 
-    Raises:
-        LeaseHeld: a daemon or another command works on the slot.
-        SlotBusy: a process on the publisher still reads it.
-        SourceRefused: the publisher is another one, or cannot decode from the slot on.
+    Raise LeaseHeld if a daemon or another command works on the slot; SlotBusy if a process on the publisher still reads
+    it; SourceRefused if the publisher is another one, or cannot decode from the slot on.
     """
     facts = await slot.inspect(ends.source, config.source.slot)
     await slot.check_publications(ends.source, config.source.publications)

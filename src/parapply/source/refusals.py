@@ -296,9 +296,7 @@ def _check_kind(slot: SlotFacts, database: str) -> None:
 def check_own_and_idle(facts: SourceFacts) -> None:
     """Refuse to drop a slot that another program has made, or that a process reads.
 
-    Raises:
-        SourceRefused: it is of another plugin or database, or temporary.
-        SlotBusy: a process reads it.
+    Raise SourceRefused if it is of another plugin or database, or temporary; SlotBusy if a process reads it.
     """
     found = facts.slot
     if found is None:

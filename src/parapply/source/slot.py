@@ -507,9 +507,7 @@ async def create_slot(conn: Connection, slot_name: str, *, two_phase: bool = Fal
 async def advance_slot(conn: Connection, slot_name: str, lsn: int) -> None:
     """Move the slot forward to an LSN, which is durable on the target.
 
-    Raises:
-        SlotBusy: a process reads it.
-        SourceRefused: it is not there, or is past the LSN.
+    Raise SlotBusy if a process reads it; SourceRefused if it is not there, or is past the LSN.
     """
     query: LiteralString = "SELECT pg_catalog.pg_replication_slot_advance($1::name, $2::pg_lsn)"
     with source_errors(f"moving the slot {slot_name!r}"):
@@ -534,9 +532,7 @@ async def copy_slot(conn: Connection, slot_name: str, new_name: str) -> int:
 async def drop_slot(conn: Connection, slot_name: str) -> None:
     """Drop the slot.
 
-    Raises:
-        SlotBusy: a process reads it.
-        SourceRefused: it is not there, or the role lacks REPLICATION.
+    Raise SlotBusy if a process reads it; SourceRefused if it is not there, or the role lacks REPLICATION.
     """
     with source_errors(f"dropping the slot {slot_name!r}"):
         await read_rows(conn, "SELECT pg_catalog.pg_drop_replication_slot($1::name)", [slot_name])

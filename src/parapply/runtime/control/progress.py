@@ -67,10 +67,8 @@ class Progress:
     async def run(self) -> None:
         """Keep the target's record and the publisher informed until `--until` is durable or `finish` is called.
 
-        Raises:
-            SourceLost: the stream ended, the publisher is silent, or it shuts down and waits for us.
-            TargetLost: the control session ended.
-            TargetRefused: the state is gone.
+        Raise SourceLost if the stream ended, the publisher is silent, or it shuts down and waits for us; TargetLost if
+        the control session ended; TargetRefused if the state is gone.
         """
         durability, clock = self._durability, self._clock
         while self._last_word is None:

@@ -159,9 +159,7 @@ async def enter(  # noqa: PLR0913  what a step leaves
 ) -> None:
     """Note the step that begins now; the times of the fence and of its end are taken with their steps.
 
-    Raises:
-        TargetRefused: the row is gone.
-        TargetLost: the connection broke; the step may be noted.
+    Raise TargetRefused if the row is gone, and TargetLost if the connection broke, when the step may be noted.
     """
     query = in_schema(
         "UPDATE {s}.cutovers SET step = $2, step_at = pg_catalog.clock_timestamp(),"
