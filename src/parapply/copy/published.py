@@ -145,7 +145,8 @@ async def published_tables(
     Without the tables of a parapply that applies there, and without `schema_only_tables`.
 
     Raise TargetRefused if two of them lead to one table of the target; SourceRefused if publications of one table list
-    different columns, which the stream also refuses; or if `omit` names a column that is not published, or one of the key.
+    different columns, which the stream also refuses; or if `omit` names a column that is not published, or one of the
+    key.
     """
     found = await _read(conn, publications)
     return _mapped([table for table in found if not mapping.is_schema_only(table.full_name)], mapping)
