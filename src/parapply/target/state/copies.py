@@ -211,22 +211,18 @@ async def add(conn: Connection, schema: str, slot_id: int, oids: Mapping[Name, i
 
     Without it that stays as it is. A row of the same name and of another table, by the publisher's OID, is replaced.
     """
-    insert = in_schema(
+    insert = (
         "INSERT INTO {s}.copies AS c (slot_id, schema_name, table_name, source_oid, state)"
         " SELECT $1::int, n.schema_name, n.table_name, n.source_oid, 'waiting'"
         " FROM unnest($2::text[], $3::text[], $4::bigint[]) AS n(schema_name, table_name, source_oid)"
         " ON CONFLICT (slot_id, schema_name, table_name) DO UPDATE SET source_oid = EXCLUDED.source_oid,"
         " state = CASE WHEN c.source_oid <> EXCLUDED.source_oid THEN 'waiting' ELSE c.state END,"
-        " published_by = CASE WHEN c.source_oid <> EXCLUDED.source_oid THEN NULL ELSE c.published_by END",
-        schema,
+        " published_by = CASE WHEN c.source_oid <> EXCLUDED.source_oid THEN NULL ELSE c.published_by END"
     )
-    update = in_schema("UPDATE {s}.slots SET copies_only = true WHERE slot_id = $1::int", schema)
-    with target_errors("writing which tables are to be copied"):
-        async with conn.transaction():
-            await rows(conn, insert, [slot_id, *_columns(oids), list(oids.values())])
-            if is_listed:
-                await rows(conn, update, [slot_id])
-            await notify(conn, slot_id)
+    update = "UPDATE {s}.slots SET copies_only = true WHERE slot_id = $1::int"
+    statements: list[tuple[str, Sequence[object]]] = [(insert, [slot_id, *_columns(oids), list(oids.values())])]
+    statements += [(update, [slot_id])] if is_listed else []
+    await change(conn, schema, slot_id, "writing which tables are to be copied", *statements)
 
 
 async def begin(conn: Connection, schema: str, slot_id: int, names: Sequence[Name], start_lsn: int) -> None:
@@ -235,18 +231,14 @@ async def begin(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
     Twice: before the snapshot is made with an LSN before it, and, when `is_seen` says that the daemon knows, with the
     snapshot's own. In between the daemon must not continue to leave out changes that the snapshot does not show.
     """
-    query = in_schema(
+    query = (
         "UPDATE {s}.copies AS c SET state = 'copying', start_lsn = $4::pg_lsn, rows = NULL, size_bytes = NULL,"
         " reason = '', is_seen = false, started_at = pg_catalog.clock_timestamp(), finished_at = NULL"
         " FROM unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
-        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
-        schema,
+        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name"
     )
     values = [slot_id, *_columns(names), format_lsn(start_lsn)]
-    with target_errors("noting what is copied"):
-        async with conn.transaction():
-            await rows(conn, query, values)
-            await notify(conn, slot_id)
+    await change(conn, schema, slot_id, "noting what is copied", (query, values))
 
 
 async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Name]) -> None:
@@ -254,19 +246,15 @@ async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
 
     `is_seen` shows when no change of them is applied.
     """
-    query = in_schema(
+    query = (
         "UPDATE {s}.copies AS c SET state = 'waiting', start_lsn = NULL, rows = NULL, size_bytes = NULL, reason = $4,"
         " is_seen = false, started_at = NULL, finished_at = NULL"
         " FROM unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
         " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name"
         # One that is paused already is nothing new to the daemon, which would never say that it has seen it.
-        " AND NOT (c.state = 'waiting' AND c.reason = $4)",
-        schema,
+        " AND NOT (c.state = 'waiting' AND c.reason = $4)"
     )
-    with target_errors("noting what is paused"):
-        async with conn.transaction():
-            await rows(conn, query, [slot_id, *_columns(names), PAUSED])
-            await notify(conn, slot_id)
+    await change(conn, schema, slot_id, "noting what is paused", (query, [slot_id, *_columns(names), PAUSED]))
 
 
 async def leave_out(conn: Connection, schema: str, slot_id: int, oids: Mapping[Name, int]) -> None:
@@ -274,32 +262,29 @@ async def leave_out(conn: Connection, schema: str, slot_id: int, oids: Mapping[N
 
     Before the first change of them is left out, so that none is applied again once the configuration has changed.
     """
-    others = in_schema(
+    others = (
         "UPDATE {s}.copies SET state = 'waiting', reason = $3"
-        " WHERE slot_id = $1::int AND reason = $2 AND NOT source_oid = ANY ($4::bigint[])",
-        schema,
+        " WHERE slot_id = $1::int AND reason = $2 AND NOT source_oid = ANY ($4::bigint[])"
     )
-    known = in_schema(
+    known = (
         "UPDATE {s}.copies SET state = 'waiting', reason = $2, published_by = NULL"
-        " WHERE slot_id = $1::int AND reason IS DISTINCT FROM $2 AND source_oid = ANY ($3::bigint[])",
-        schema,
+        " WHERE slot_id = $1::int AND reason IS DISTINCT FROM $2 AND source_oid = ANY ($3::bigint[])"
     )
-    new = in_schema(
+    new = (
         "INSERT INTO {s}.copies AS c (slot_id, schema_name, table_name, source_oid, state, reason)"
         " SELECT $1::int, n.schema_name, n.table_name, n.source_oid, 'waiting', $2"
         " FROM unnest($3::text[], $4::text[], $5::bigint[]) AS n(schema_name, table_name, source_oid)"
         " WHERE NOT EXISTS (SELECT FROM {s}.copies AS o WHERE o.slot_id = $1::int AND o.source_oid = n.source_oid)"
         " ON CONFLICT (slot_id, schema_name, table_name) DO UPDATE SET source_oid = EXCLUDED.source_oid,"
-        " state = 'waiting', reason = EXCLUDED.reason, published_by = NULL",
-        schema,
+        " state = 'waiting', reason = EXCLUDED.reason, published_by = NULL"
     )
     given = list(oids.values())
-    with target_errors("noting which tables' rows are left out"):
-        async with conn.transaction():
-            await rows(conn, others, [slot_id, SCHEMA_ONLY, WAS_SCHEMA_ONLY, given])
-            await rows(conn, known, [slot_id, SCHEMA_ONLY, given])
-            await rows(conn, new, [slot_id, SCHEMA_ONLY, *_columns(oids), given])
-            await notify(conn, slot_id)
+    statements = (
+        (others, [slot_id, SCHEMA_ONLY, WAS_SCHEMA_ONLY, given]),
+        (known, [slot_id, SCHEMA_ONLY, given]),
+        (new, [slot_id, SCHEMA_ONLY, *_columns(oids), given]),
+    )
+    await change(conn, schema, slot_id, "noting which tables' rows are left out", *statements)
 
 
 async def is_seen(conn: Connection, schema: str, slot_id: int) -> bool:
@@ -383,15 +368,13 @@ async def finish(  # noqa: PLR0913  the columns of a row
 
 async def forget(conn: Connection, schema: str, slot_id: int, names: Sequence[Name]) -> None:
     """Forget tables that are no longer published."""
-    query = in_schema(
+    query = (
         "DELETE FROM {s}.copies AS c USING unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
-        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
-        schema,
+        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name"
     )
-    with target_errors("forgetting tables that are not published"):
-        async with conn.transaction():
-            await rows(conn, query, [slot_id, *_columns(names)])
-            await notify(conn, slot_id)
+    await change(
+        conn, schema, slot_id, "forgetting tables that are not published", (query, [slot_id, *_columns(names)])
+    )
 
 
 async def settle(  # noqa: PLR0913, PLR0917  the columns of a row
@@ -500,6 +483,17 @@ async def load_marks(conn: Connection, schema: str, slot_id: int) -> frozenset[s
 def _columns(names: Iterable[Name]) -> tuple[list[str], list[str]]:
     both = list(names)
     return [name for name, _ in both], [table for _, table in both]
+
+
+async def change(
+    conn: Connection, schema: str, slot_id: int, doing: str, *statements: tuple[str, Sequence[object]]
+) -> None:
+    """Run statements with their parameters in one transaction, and notify the slot's listeners when it commits."""
+    with target_errors(doing):
+        async with conn.transaction():
+            for query, params in statements:
+                await rows(conn, in_schema(query, schema), params)
+            await notify(conn, slot_id)
 
 
 async def notify(conn: Connection, slot_id: int) -> None:

@@ -13,8 +13,8 @@ import psycopg
 from psycopg.types.json import Json
 
 from parapply.model import lsn_text
-from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import gone, in_schema, state_rows
+from parapply.target.session.settings import target_errors
+from parapply.target.state.schema import in_schema, state_rows, update_slot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,15 +88,12 @@ async def set_state(conn: Connection, schema: str, slot_id: int, state: str, rea
     Raises:
         TargetRefused: the slot's row is gone.
     """
-    query = in_schema(
+    query = (
         "UPDATE {s}.slots SET state = $2, reason = $3, shown_every_s = DEFAULT,"
         " updated_at = CASE $2 WHEN 'reconnecting' THEN updated_at"
-        " ELSE pg_catalog.clock_timestamp() END WHERE slot_id = $1::int RETURNING 1",
-        schema,
+        " ELSE pg_catalog.clock_timestamp() END WHERE slot_id = $1::int RETURNING 1"
     )
-    with target_errors("writing the daemon's state"):
-        if not await rows(conn, query, [slot_id, state, reason]):
-            raise gone(slot_id)
+    await update_slot(conn, schema, "writing the daemon's state", query, [slot_id, state, reason])
 
 
 async def reason(conn: Connection, schema: str, slot_id: int) -> str:
@@ -114,20 +111,18 @@ async def write_daemon(conn: Connection, schema: str, slot_id: int, daemon: Daem
     Raises:
         TargetRefused: the slot's row is gone.
     """
-    query = in_schema(
+    query = (
         "WITH w AS (DELETE FROM {s}.workers WHERE slot_id = $1::int),"
         " t AS (DELETE FROM {s}.tables WHERE slot_id = $1::int)"
         " UPDATE {s}.slots SET timeline = $2::int, publications = $3::text[], commit_order = $4, workers = $5::int,"
         " host = $6, pid = $7::int, version = $8, two_phase = $9, state = 'starting',"
         " started_at = pg_catalog.clock_timestamp(), limits = NULL,"
         " reason = '', shown_every_s = DEFAULT, updated_at = pg_catalog.clock_timestamp()"
-        " WHERE slot_id = $1::int RETURNING 1",
-        schema,
+        " WHERE slot_id = $1::int RETURNING 1"
     )
     values = [slot_id, daemon.timeline, list(daemon.publications), daemon.commit_order, daemon.workers]
-    with target_errors("writing the daemon's state"):
-        if not await rows(conn, query, [*values, daemon.host, daemon.pid, daemon.version, daemon.two_phase]):
-            raise gone(slot_id)
+    values += [daemon.host, daemon.pid, daemon.version, daemon.two_phase]
+    await update_slot(conn, schema, "writing the daemon's state", query, values)
 
 
 async def write_workers(conn: Connection, schema: str, slot_id: int, workers: Sequence[WorkerRow]) -> None:

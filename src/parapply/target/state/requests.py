@@ -22,7 +22,7 @@ from psycopg import sql
 
 from parapply.model import lsn_text, parse_lsn
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.copies import notify
+from parapply.target.state.copies import change, notify
 from parapply.target.state.schema import in_schema, state_rows
 
 if TYPE_CHECKING:
@@ -76,11 +76,8 @@ async def ask(conn: Connection, schema: str, slot_id: int, lsn: int | None, *, s
 
 async def withdraw(conn: Connection, schema: str, slot_id: int, request_id: int) -> None:
     """Remove a request."""
-    query = in_schema("DELETE FROM {s}.snapshots WHERE request_id = $1::bigint", schema)
-    with target_errors("withdrawing a request"):
-        async with conn.transaction():
-            await rows(conn, query, [request_id])
-            await notify(conn, slot_id)
+    query = "DELETE FROM {s}.snapshots WHERE request_id = $1::bigint"
+    await change(conn, schema, slot_id, "withdrawing a request", (query, [request_id]))
 
 
 async def read(conn: Connection, schema: str, request_id: int) -> SnapshotRequest | None:
@@ -126,17 +123,13 @@ async def answer(  # noqa: PLR0913  the columns of a row
     reason: str = "",
 ) -> None:
     """Write the next state of a request and call the other side; None leaves a column as it is."""
-    query = in_schema(
+    query = (
         "UPDATE {s}.snapshots SET state = $2, lsn = COALESCE($3::pg_lsn, lsn), at_lsn = COALESCE($4::pg_lsn, at_lsn),"
         " snapshot_name = COALESCE($5, snapshot_name), pause_s = COALESCE($6::float8, pause_s), reason = $7"
-        " WHERE request_id = $1::bigint",
-        schema,
+        " WHERE request_id = $1::bigint"
     )
     values = [request_id, state, lsn_text(lsn), lsn_text(at_lsn), snapshot_name, pause_s, reason]
-    with target_errors("answering a request"):
-        async with conn.transaction():
-            await rows(conn, query, values)
-            await notify(conn, slot_id)
+    await change(conn, schema, slot_id, "answering a request", (query, values))
 
 
 async def listen(conn: Connection, channel: str) -> None:

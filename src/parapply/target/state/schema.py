@@ -84,6 +84,12 @@ async def state_rows(
         return await rows(conn, in_schema(query, schema), params)
 
 
+async def update_slot(conn: Connection, schema: str, doing: str, query: str, params: Sequence[Any]) -> None:
+    """Run a statement whose $1 is the slot's id, and raise TargetRefused if it returns no row: the slot's is gone."""
+    if not await state_rows(conn, schema, doing, query, params):
+        raise gone(params[0])
+
+
 def is_of_state(table: str, columns: Collection[str]) -> bool:
     """Return whether a table that is gone, and is known by name and columns only, was one of a state schema."""
     found = COMMENTS.get(("TABLE", table))

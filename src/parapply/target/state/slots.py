@@ -32,7 +32,15 @@ from parapply.target.state.display import (
     write_tables,
     write_workers,
 )
-from parapply.target.state.schema import drop_schema, ensure_schema, gone, has_schema, in_schema, state_rows
+from parapply.target.state.schema import (
+    drop_schema,
+    ensure_schema,
+    gone,
+    has_schema,
+    in_schema,
+    state_rows,
+    update_slot,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,31 +48,10 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
 
 __all__ = [
-    "DaemonRow",
-    "NewSlot",
-    "SlotProgress",
-    "SlotState",
-    "TableRow",
-    "WorkerRow",
-    "advance",
-    "check_may_drop",
-    "create",
-    "drop_schema",
-    "drop_slot_state",
-    "ensure_schema",
-    "find_slot",
-    "find_slots",
-    "flush",
-    "has_schema",
-    "in_schema",
-    "load",
-    "record_sql",
-    "set_state",
-    "set_timeline",
-    "write_daemon",
-    "write_tables",
-    "write_workers",
-]
+    "DaemonRow", "NewSlot", "SlotProgress", "SlotState", "TableRow", "WorkerRow", "advance", "check_may_drop",
+    "create", "drop_schema", "drop_slot_state", "ensure_schema", "find_slot", "find_slots", "flush", "has_schema",
+    "in_schema", "load", "record_sql", "set_state", "set_timeline", "write_daemon", "write_tables", "write_workers",
+]  # fmt: skip
 
 #: A source commit time, microseconds since 2000-01-01 UTC, as timestamptz. Exact: a float holds 2^53
 #: of them, which is 285 years.
@@ -369,10 +356,8 @@ async def set_timeline(conn: Connection, schema: str, slot_id: int, timeline: in
     Raises:
         TargetRefused: the slot's row is gone.
     """
-    query = in_schema("UPDATE {s}.slots SET timeline = $2::int WHERE slot_id = $1::int RETURNING 1", schema)
-    with target_errors("noting the publisher's timeline"):
-        if not await rows(conn, query, [slot_id, timeline]):
-            raise gone(slot_id)
+    query = "UPDATE {s}.slots SET timeline = $2::int WHERE slot_id = $1::int RETURNING 1"
+    await update_slot(conn, schema, "noting the publisher's timeline", query, [slot_id, timeline])
 
 
 async def flush(conn: Connection, schema: str, slot_id: int, low_lsn: int, high_lsn: int) -> None:
