@@ -14,11 +14,11 @@ import click
 import msgspec
 
 from docs.site import refusals
+from docs.site.log_events import EVENTS
 from parapply.check.kinds import Code, Severity
 from parapply.check.providers import RULES
 from parapply.cli.main import cli
 from parapply.config import SECTIONS, TableConfig, TableConflictConfig
-from parapply.logs import EVENTS
 from parapply.metrics import table
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import pytest
 
 import parapply
 from docs.site import refusals
+from docs.site.log_events import EVENTS
 from docs.site.reference import cell, explained, reference
 from parapply import errors
 from parapply.check.kinds import Code, Severity
 from parapply.check.providers import RULES
 from parapply.cli.main import cli
 from parapply.config import SECTIONS
-from parapply.logs import EVENTS
 from parapply.metrics.table import METRICS, PROCESS_METRICS
 
 _SOURCES = Path(parapply.__file__).parent

@@ -16,7 +16,6 @@ from parapply.vocabulary import (
     CutoverStep,
     DaemonState,
     Mode,
-    Reading,
     RetryReason,
     WaitKind,
     WorkerState,
@@ -48,7 +47,6 @@ STAGES: Final = ("queued", "dependency", "execute", "turn", "commit")
 OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 MODES: Final = tuple(Mode)
 COMMAND_OUTCOMES: Final = (CommandOutcome.APPLIED, CommandOutcome.LEFT_OUT)
-READINGS: Final = tuple(Reading)
 ENDS: Final = ("source", "target")
 #: Reasons of a retry besides the SQLSTATEs, which are an open set.
 RETRY_REASONS: Final = tuple(RetryReason)
@@ -58,7 +56,6 @@ OUTCOMES: Final = tuple([outcome for outcome in ConflictOutcome if outcome is no
 #: States of a step of `parapply migrate`, and the steps of `parapply cutover`, as their tables name them.
 STEP_STATES: Final = ("running", "failed", "done")
 CUTOVER_STEPS: Final = (*[step for step in CutoverStep if step is not CutoverStep.UNDOING], CutoverStep.UNDOING)
-POSITIONS: Final = ("source", "received", "highest", "lowest", "durable", "confirmed")
 
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
 _BYTES = tuple(1024 * 4**power for power in range(8))
