@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 from psycopg import sql
 
-from parapply.model import format_lsn, lsn_text, parse_lsn
+from parapply.model import format_lsn, lsn_text
 from parapply.plan.copy_starts import LEFT_OUT, Start
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import in_schema, state_rows
+from parapply.target.state.schema import in_schema, state_rows, struct_of
 from parapply.vocabulary import SCHEMA_ONLY, CopyState
 
 if TYPE_CHECKING:
@@ -160,33 +160,17 @@ async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
     """
     # Check the lock after reading the rows, so that "no copier" holds for exactly those rows.
     query = (
-        "SELECT s.copies_only, c.schema_name, c.table_name, c.state, c.start_lsn::text,"
-        " c.rows, c.size_bytes, c.indexes, c.source_oid, c.reason, c.published_by, c.is_seen,"
-        " c.xmin::text::bigint"
-        " FROM {s}.slots AS s LEFT JOIN {s}.copies AS c USING (slot_id)"
-        " WHERE s.slot_id = $1::int ORDER BY 2, 3"
+        "SELECT c.schema_name, c.table_name, c.state, c.start_lsn::text, c.source_oid, c.reason,"
+        " c.rows, c.size_bytes, c.indexes, c.published_by, s.copies_only, c.is_seen,"
+        " c.xmin::text::bigint FROM {s}.slots AS s LEFT JOIN {s}.copies AS c USING (slot_id)"
+        " WHERE s.slot_id = $1::int ORDER BY 1, 2"
     )
     found = await state_rows(conn, schema, "reading which tables are copied", query, [slot_id])
-    tables = tuple(
-        CopyRow(
-            schema_name=name,
-            table_name=table,
-            state=CopyState(state),
-            start_lsn=None if start is None else parse_lsn(start),
-            rows=n_rows,
-            size_bytes=size,
-            indexes=tuple(indexes or ()),
-            source_oid=oid,
-            reason=reason or "",
-            published_by=published_by,
-        )
-        for _, name, table, state, start, n_rows, size, indexes, oid, reason, published_by, _, _ in found
-        if name is not None
-    )
+    tables = tuple([struct_of(CopyRow, row) for row in found if row[0] is not None])
     asked = {row.name for row in tables if row.state == CopyState.COPYING or row.is_paused}
-    unseen = frozenset(row[-1] for row in found if row[1:3] in asked and not row[-2])
+    unseen = frozenset(row[-1] for row in found if row[:2] in asked and not row[-2])
     stamp = Stamp(
-        is_listed=bool(found and found[0][0]), n_tables=len(tables), versions=sum(row[-1] or 0 for row in found)
+        is_listed=bool(found and found[0][-3]), n_tables=len(tables), versions=sum(row[-1] or 0 for row in found)
     )
     is_running = any(row.state == CopyState.COPYING for row in tables) and bool(
         await lease.holders(conn, slot_id, lock_class=lease.COPY_LOCK_CLASS, with_self=True)

@@ -13,11 +13,11 @@ import msgspec
 from psycopg import sql
 
 from parapply.errors import TargetRefused
-from parapply.model import lsn_text, parse_lsn
+from parapply.model import lsn_text
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.copies import notify
-from parapply.target.state.schema import in_schema, state_rows
+from parapply.target.state.schema import in_schema, state_rows, struct_of
 from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ SELECT c.step, c.step_at::text AS step_at, c.begun_at::text AS begun_at, c.rever
 _COLUMNS: Final = (
     "step, reverse_slot, made_slot, made_publication, fence, opens, fence_lsn::text, takeover_lsn::text,"
     " EXTRACT(epoch FROM pg_catalog.clock_timestamp() - fenced_at)::float8,"
-    " EXTRACT(epoch FROM opened_at - COALESCE(paused_at, fenced_at))::float8, poolers::text, commands, command"
+    " EXTRACT(epoch FROM opened_at - COALESCE(paused_at, fenced_at))::float8, poolers, commands, command"
 )
 
 
@@ -109,25 +109,7 @@ async def read(conn: Connection, schema: str, slot_id: int) -> Cutover | None:
     """Return the cut-over of a slot, None if none was begun."""
     query = f"SELECT {_COLUMNS} FROM {{s}}.cutovers WHERE slot_id = $1::int"  # noqa: S608  own text
     found = await state_rows(conn, schema, "reading the cut-over", query, [slot_id])
-    if not found:
-        return None
-    step, reverse, made_slot, made_publication, fence, opens, fence_lsn, takeover_lsn, fenced_s, gap_s, *more = found[0]
-    poolers, ran, command = more
-    return Cutover(
-        step=CutoverStep(step),
-        reverse_slot=reverse,
-        made_slot=made_slot,
-        made_publication=made_publication,
-        fence=fence,
-        opens=opens,
-        fence_lsn=parse_lsn(fence_lsn) if fence_lsn else None,
-        takeover_lsn=parse_lsn(takeover_lsn) if takeover_lsn else None,
-        fenced_s=fenced_s,
-        gap_s=gap_s,
-        poolers=msgspec.json.decode(poolers, type=tuple[PausedPooler, ...]),
-        commands=tuple(ran),
-        command=command,
-    )
+    return struct_of(Cutover, found[0]) if found else None
 
 
 async def begin(conn: Connection, schema: str, slot_id: int, cutover: Cutover) -> None:

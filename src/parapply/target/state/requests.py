@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from psycopg import sql
 
-from parapply.model import lsn_text, parse_lsn
+from parapply.model import lsn_text
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.copies import change, notify
-from parapply.target.state.schema import in_schema, state_rows
+from parapply.target.state.schema import in_schema, state_rows, struct_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from parapply.target.session.settings import Connection
 
 _COLUMNS = "request_id, state, lsn::text, stands, at_lsn::text, snapshot_name, pause_s, reason"
@@ -44,20 +42,6 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_name: str | None
     pause_s: float | None
     reason: str
-
-
-def _request(row: Sequence[object]) -> SnapshotRequest:
-    request_id, state, lsn, stands, at_lsn, name, pause_s, reason = row
-    return SnapshotRequest(
-        request_id=int(str(request_id)),
-        state=str(state),
-        lsn=None if lsn is None else parse_lsn(str(lsn)),
-        stands=bool(stands),
-        at_lsn=None if at_lsn is None else parse_lsn(str(at_lsn)),
-        snapshot_name=None if name is None else str(name),
-        pause_s=None if pause_s is None else float(str(pause_s)),
-        reason=str(reason),
-    )
 
 
 async def ask(conn: Connection, schema: str, slot_id: int, lsn: int | None, *, stands: bool) -> int:
@@ -87,7 +71,7 @@ async def read(conn: Connection, schema: str, request_id: int) -> SnapshotReques
         " AND client_pid IN (SELECT pid FROM pg_catalog.pg_stat_get_activity(NULL))"
     )
     found = await state_rows(conn, schema, "reading a request", query, [request_id])
-    return _request(found[0]) if found else None
+    return struct_of(SnapshotRequest, found[0]) if found else None
 
 
 async def open_requests(conn: Connection, schema: str, slot_id: int) -> list[SnapshotRequest]:
@@ -106,7 +90,7 @@ async def open_requests(conn: Connection, schema: str, slot_id: int) -> list[Sna
         if found:
             await rows(conn, gone, [slot_id])
             found = await rows(conn, query, [slot_id])
-    return [_request(row) for row in found]
+    return [struct_of(SnapshotRequest, row) for row in found]
 
 
 async def answer(  # noqa: PLR0913  the columns of a row

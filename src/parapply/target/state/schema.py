@@ -9,11 +9,13 @@ from __future__ import annotations
 import secrets
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from psycopg import sql
 
 from parapply.errors import TargetRefused
+from parapply.model import parse_lsn
 from parapply.state_mark import STATE_COMMENT
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.comments import COMMENTS
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from parapply.target.session.settings import Connection
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 #: Version of the layout in `schema.sql`. No other one is read or changed; `ensure_schema` would bring an older one up.
 SCHEMA_VERSION = 22
@@ -82,6 +86,13 @@ async def state_rows(
     """
     with target_errors(doing):
         return await rows(conn, in_schema(query, schema), params)
+
+
+def struct_of(kind: type[_Struct], row: Sequence[Any]) -> _Struct:
+    """Return a row as a struct: its columns are in the order of the fields, an LSN is text. Later fields stay."""
+    values = dict(zip(kind.__struct_fields__, row, strict=False))
+    lsns = {name: parse_lsn(text) for name, text in values.items() if name.endswith("lsn") and text is not None}
+    return msgspec.convert(values | lsns, kind)
 
 
 async def update_slot(conn: Connection, schema: str, doing: str, query: str, params: Sequence[Any]) -> None:
