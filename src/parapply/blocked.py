@@ -121,7 +121,7 @@ async def look(
 ) -> list[BlockedSession]:
     """Return the sessions that wait now, the longest wait first; raise psycopg.Error if the server does not say it.
 
-    They are those with `pids`, and those of this database that have the slot's names, but for `but`.
+    They have `pids`, or are of this database and have the slot's names, but for `but`.
     """
     async with psycopg.AsyncRawCursor(conn) as cursor:
         await cursor.execute(_BLOCKED.encode(), [list(pids), slot_name, list(but)])

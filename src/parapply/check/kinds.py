@@ -57,7 +57,7 @@ _STRICTER = (
 
 # fmt: off
 class Code(Enum):
-    """The kinds of findings, in the order in which those of one severity are shown."""
+    """The kinds of findings, in the order in which they are shown within a severity."""
 
     REPLICA_IDENTITY = Kind(
         _S, _WARNING,

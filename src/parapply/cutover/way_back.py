@@ -106,7 +106,8 @@ async def check_covers(
 ) -> None:
     """Refuse publications of the way back that leave out a table, rows, columns or an operation: they would be lost.
 
-    `conn` leads to the target that takes over. What the cut-over `is_made` is dropped when everything is taken back.
+    `conn` leads to the target that takes over. A publication that `is_made` by the cut-over is dropped when everything
+    is taken back.
     """
     operations = await slot.check_publications(conn, config.source.publications)
     if left_out := _OPERATIONS - operations:

@@ -85,7 +85,7 @@ class Screen:
     def copying(self, step: MigrationStep, rows_before: int) -> Callable[[CopyProgress], None]:
         """Return a listener for a copy's progress that writes documents; without them the copy's own bar shows it.
 
-        Rows count those of earlier commands; bytes are of this command alone, for the rate.
+        Rows of earlier commands also count; bytes are of this command alone, for the rate.
         """
 
         def tell(now: CopyProgress) -> None:

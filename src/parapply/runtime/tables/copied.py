@@ -85,7 +85,7 @@ class Copied:
         known: Copies,
         taken: sharing.Taken,
     ) -> None:
-        """Start with the copied tables as read with the state; the stream is read from that of the slot on.
+        """Start with the copied tables as read with the state; the stream is read from the slot's state on.
 
         In `taken` tables rows of other slots have constants.
         """
