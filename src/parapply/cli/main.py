@@ -46,25 +46,18 @@ _INTERRUPTED = 130
 _UNWRITTEN: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 #: Commands that are imported when they are asked for, with the place of each: bench's options and workloads alone are
 #: 4 ms of every other command's start.
-_LATER = {
-    "check": ("parapply.cli.databases", "check"),
-    "drop": ("parapply.cli.databases", "drop"),
-    "status": ("parapply.cli.databases", "status"),
-    "verify": ("parapply.cli.databases", "verify"),
-    "bench": ("parapply.cli.bench", "bench"),
-    "capture": ("parapply.cli.capture", "capture"),
-    "conflicts": ("parapply.cli.conflicts", "conflicts"),
-    "cutover": ("parapply.cli.cutover", "cutover"),
-    "heal": ("parapply.cli.rows", "heal"),
-    "migrate": ("parapply.cli.migrate", "migrate"),
-    "seed": ("parapply.cli.rows", "seed"),
-    "skip": ("parapply.cli.conflicts", "skip"),
-    "pause": ("parapply.cli.rows", "pause"),
-    "replay": ("parapply.cli.capture", "replay"),
-    "resume": ("parapply.cli.rows", "resume"),
-    "top": ("parapply.cli.top", "top"),
-    "report": ("parapply.analysis.command", "report"),
+_PLACES = {
+    "parapply.cli.databases": ("check", "drop", "status", "verify"),
+    "parapply.cli.bench": ("bench",),
+    "parapply.cli.capture": ("capture", "replay"),
+    "parapply.cli.conflicts": ("conflicts", "skip"),
+    "parapply.cli.cutover": ("cutover",),
+    "parapply.cli.rows": ("heal", "seed", "pause", "resume"),
+    "parapply.cli.migrate": ("migrate",),
+    "parapply.cli.top": ("top",),
+    "parapply.analysis.command": ("report",),
 }
+_LATER = {name: place for place, names in _PLACES.items() for name in names}
 #: Digits of the digest that are shown: enough for all commits of a project.
 _DIGITS: Final = 12
 
@@ -107,8 +100,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _LATER:
             return super().get_command(ctx, cmd_name)
-        module, name = _LATER[cmd_name]
-        found: click.Command = getattr(importlib.import_module(module), name)
+        found: click.Command = getattr(importlib.import_module(_LATER[cmd_name]), cmd_name)
         return found
 
 

@@ -103,11 +103,6 @@ class Guardian:
             start_new_session=True,
         )  # fmt: skip
 
-    @property
-    def pid(self) -> int:
-        """Process id of the guardian."""
-        return self._process.pid
-
     def dismiss(self) -> None:
         """End the watch: from now on no guardian stops the server or removes the directory for us."""
         with contextlib.suppress(BrokenPipeError):
@@ -257,11 +252,6 @@ class Cluster:
     def pid(self) -> int:
         """Process id of the postmaster; raise DemoError if the server does not run."""
         return self._running().pid
-
-    @property
-    def guardian_pid(self) -> int | None:
-        """Process id of the process that ends the server should we die; `None` before `init` and after `keep`."""
-        return self._guardian.pid if self._guardian else None
 
     def init(self) -> None:
         """Make the directory and the database cluster."""
