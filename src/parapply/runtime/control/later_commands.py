@@ -146,8 +146,8 @@ class LaterCommands:
             is_done = one.is_begun and (found is not None) == is_create_index(command.command)
             if not is_done:
                 if not one.is_begun and (found is None) == is_create_index(command.command):
-                    async with self._control_pool.session() as conn:
-                        await commands.begin(conn, self._config.target.state_schema, one.key)
+                    async with self._control_pool.session() as asking:
+                        await commands.begin(asking, self._config.target.state_schema, one.key)
                 failpoints.probe(failpoints.LATER_BEGUN)
                 await self._execute(conn, command)
             failpoints.probe(failpoints.LATER_DONE)
