@@ -14,11 +14,11 @@ import click
 import msgspec
 
 from docs.site import refusals
-from parapply.check.kinds import KINDS, Severity
+from docs.site.log_events import EVENTS
+from parapply.check.kinds import Code, Severity
 from parapply.check.providers import RULES
 from parapply.cli.main import cli
 from parapply.config import SECTIONS, TableConfig, TableConflictConfig
-from parapply.logs import EVENTS
 from parapply.metrics import table
 
 if TYPE_CHECKING:
@@ -192,11 +192,11 @@ def _help_of(group: click.Group, context: click.Context) -> Iterator[str]:
 
 def _checks() -> str:
     rows = [
-        (f"`{code.value}`", severity.value + (", arguable" if kind.is_arguable else ""), kind.end.value,
-         cell(kind.why), cell(kind.advice))
+        (f"`{code.text}`", severity.value + (", arguable" if code.value.is_arguable else ""), code.value.end.value,
+         cell(code.value.why), cell(code.value.advice))
         for severity in Severity
-        for code, kind in KINDS.items()
-        if kind.severity is severity
+        for code in Code
+        if code.value.severity is severity
     ]  # fmt: skip
     return _page(
         "Checks",

@@ -119,16 +119,9 @@ async def look(
     slot_name: str = "",
     but: Sequence[int] = (),
 ) -> list[BlockedSession]:
-    """Return the sessions that wait now, the longest wait first.
+    """Return the sessions that wait now, the longest wait first; raise psycopg.Error if the server does not say it.
 
-    Args:
-        conn: on the same server.
-        pids: of sessions to look for.
-        slot_name: look for the slot's sessions in this database as well, by their names.
-        but: pids of the slot's sessions to leave out.
-
-    Raises:
-        psycopg.Error: the server refused, or the connection ended.
+    They have `pids`, or are of this database and have the slot's names, but for `but`.
     """
     async with psycopg.AsyncRawCursor(conn) as cursor:
         await cursor.execute(_BLOCKED.encode(), [list(pids), slot_name, list(but)])

@@ -90,15 +90,7 @@ def load(
 
 
 def one_of(found: Config | Fleet, database: str | None) -> Config:
-    """Return the configuration of one database.
-
-    Args:
-        found: by `load`.
-        database: name of its entry in a fleet; None: of no fleet.
-
-    Raises:
-        ConfigError: no such entry exists, or one has to be named.
-    """
+    """Return the configuration of one database, by its entry in a fleet; raise ConfigError if there is none."""
     if isinstance(found, Config):
         if database is not None:
             raise ConfigError(f"--database: the configuration has no key {DATABASES}")

@@ -110,11 +110,7 @@ class MappingConfig(msgspec.Struct, frozen=True):
         }
 
     def check_rows(self, names: Collection[str]) -> None:
-        """Refuse a command for rows of tables, as schema.table, if the rows of one are left out.
-
-        Raises:
-            ConfigError: so it is.
-        """
+        """Raise ConfigError for a command for rows of tables, as schema.table, if the rows of one are left out."""
         if left_out := [name for name in self.schema_only if name in names]:
             raise ConfigError(
                 f"mapping.schema_only leaves out the rows of {', '.join(left_out)}",

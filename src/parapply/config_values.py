@@ -67,16 +67,14 @@ def _dsn(text: str) -> Secret:
         parameters = conninfo_to_dict(text)
     except DriverError as error:
         # libpq quotes the text it stumbled over, which may be of the password: only what is nearly a name is repeated.
-        if (unknown := _UNKNOWN_PARAMETER.match(str(error))) and (hint := did_you_mean(unknown[1], _parameters())):
+        if (unknown := _UNKNOWN_PARAMETER.match(str(error))) and (
+            hint := did_you_mean(unknown[1], [one.keyword.decode() for one in Conninfo.get_defaults()])
+        ):
             raise ValueError(f"unknown parameter {unknown[1]}{hint}") from None
         raise ValueError('must be a connection string: "host=... dbname=..." or postgresql://...') from None
     if "replication" in parameters:
         raise ValueError("must not name replication: parapply asks for it where it is needed")
     return Secret(text)
-
-
-def _consoles(texts: tuple[str, ...]) -> tuple[Secret, ...]:
-    return tuple(map(_dsn, texts))
 
 
 def has_password(dsn: Secret) -> bool:
@@ -94,10 +92,6 @@ def _command(text: str) -> PasswordCommand | None:
     if any("\0" in word for word in words):
         raise ValueError("must be a program and its arguments, with spaces and quotes as in a shell")
     return PasswordCommand(words) if words else None
-
-
-def _parameters() -> list[str]:
-    return [option.keyword.decode() for option in Conninfo.get_defaults()]
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -158,7 +152,7 @@ _CHECKED: Final[dict[str, tuple[object, Callable[[Any], object]]]] = {
     "target.dsn": (str, _dsn),
     "target.password_command": (str, _command),
     "target.state_schema": (str, _schema),
-    "cutover.poolers": (tuple[str, ...], _consoles),
+    "cutover.poolers": (tuple[str, ...], lambda texts: tuple(map(_dsn, texts))),
     "cutover.pooler_target": (str, _dsn),
     "apply.workers": (int | str, _workers),
     "apply.spill_dir": (str, _directory),
@@ -179,11 +173,8 @@ _NOUNS: Final[dict[object, str]] = {
 def read_value(path: list[str], kind: object, value: object, errors: list[str]) -> object:
     """Return the value as a field's type has it, or None and in `errors` a line with the rule that it breaks.
 
-    Args:
-        path: section and key, by which the line names the field.
-        kind: annotation of the field.
-        value: as TOML or a flag gives it, or the text of a variable made a number or list where that is its type.
-        errors: appended to.
+    The value is as TOML or a flag gives it, or the text of a variable, of which a number or list is made if the type is
+    one.
     """
     written_as, check = _CHECKED.get(".".join(path), (kind, None))
     try:

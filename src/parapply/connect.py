@@ -65,11 +65,7 @@ def _tell_waiting(one: BlockedSession) -> None:
 
 
 async def open_target(config: Config, command: str) -> settings.Connection:
-    """Open a control session on the target.
-
-    Raises:
-        TargetLost, TargetRefused: as `settings.connect_control`.
-    """
+    """Open a control session on the target."""
     return await settings.connect_control(
         config.target.login,
         role=config.target.session_replication_role,
@@ -78,14 +74,10 @@ async def open_target(config: Config, command: str) -> settings.Connection:
 
 
 async def check_apart(config: Config, ends: Connections, facts: slot.SourceFacts) -> None:
-    """Refuse a target that is the publisher's own database: each change would come back, without end.
+    """Raise TargetRefused for a target that is the publisher's own database: each change would come back, without end.
 
     Two servers may be copies of one cluster, and have one system identifier; a standby has its primary's, and replays
     its primary's timeline.
-
-    Raises:
-        TargetRefused: it is.
-        SourceRefused, SourceLost, TargetLost: an end cannot be asked.
     """
     timeline, started_us, is_copied = await _identity(ends.target, facts)
     if not is_copied:
@@ -118,11 +110,7 @@ async def _identity(target: settings.Connection, facts: slot.SourceFacts) -> tup
 
 @asynccontextmanager
 async def state_schema(target: settings.Connection, schema: str) -> AsyncIterator[None]:
-    """Make the state schema if it is missing; drop it again if the block is refused and no slot is noted in it.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be made.
-    """
+    """Make the state schema if it is missing; drop it again if the block is refused and no slot is noted in it."""
     is_new = await state.ensure_schema(target, schema)
     try:
         yield
@@ -135,16 +123,10 @@ async def state_schema(target: settings.Connection, schema: str) -> AsyncIterato
 
 
 async def show_state(config: Config, shown: str, reason: str, limit_s: float = SHOW_LIMIT_S) -> None:
-    """Show a daemon's state on the target when its epoch could not, as far as that can be done now.
+    """Show a daemon's state on the target when its epoch could not, as far as that can be done within `limit_s`.
 
     Where the slot is another daemon's, nothing is shown, because that daemon shows its own. A state that cannot be
     written here is in the log.
-
-    Args:
-        config: of the daemon.
-        shown: state for people, for example stopped.
-        reason: why, in one line.
-        limit_s: how long it may take.
     """
     schema, name = config.target.state_schema, config.source.slot
     with suppress(ParapplyError, TimeoutError):
@@ -172,7 +154,6 @@ async def known_state(config: Config, target: settings.Connection, system_identi
 
     Raises:
         TargetRefused: the state is of another version, or belongs to another publisher.
-        TargetLost: the connection broke.
     """
     schema = config.target.state_schema
     if not await state.has_schema(target, schema):
@@ -184,11 +165,7 @@ async def known_state(config: Config, target: settings.Connection, system_identi
 async def known_position(
     conn: settings.Connection, schema: str, found: state.SlotState | None
 ) -> refusals.KnownPosition | None:
-    """Return the target's state for the slot check, as read and as prepared; None if no state exists.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return the target's state for the slot check, as read and as prepared; None if no state exists."""
     if found is None:
         return None
     # A daemon that was killed between a PREPARE and its record leaves it above everything that is recorded. So does a
@@ -214,7 +191,6 @@ async def check_history(config: Config, conn: slot.Connection, version: int, fou
 
     Raises:
         SlotLost, SourceRefused, SlotBusy: as `source.history.check`.
-        SourceLost: the connection broke.
     """
     source = config.source
     facts = await slot.read_slot(conn, source.slot)
@@ -259,7 +235,6 @@ async def carry_origin(  # noqa: PLR0913, PLR0917  whose session writes what
 
     Raises:
         TargetRefused: it does not, and something needs that.
-        TargetLost: the connection broke.
     """
     problem = await origins.carry_origin(conn, origins.origin_name(slot_id, who))
     if problem is None:
@@ -301,7 +276,6 @@ async def check_back(config: Config, source: slot.Connection, facts: slot.Source
 
     Raises:
         SourceRefused: the cut-over has not come to the step at which the way back begins.
-        SourceLost: the connection broke.
     """
     if not facts.state_schemas:
         return

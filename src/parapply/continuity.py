@@ -46,27 +46,19 @@ async def look(  # noqa: PLR0913  both ends, and what is known
 ) -> Found:
     """Compare how tables are published with how they were, and make tables wait of which changes may be missing.
 
-    Args:
-        source: plain session on the publisher.
-        target: control session.
-        config: publications and state schema.
-        slot_id: of the state.
-        known: as read.
-        gap_lsn: a publication was missing while changes before this LSN were decoded, since the last look.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+    At `gap_lsn` a publication was missing while changes before it were decoded, since the last look.
     """
     publications = config.source.publications
-    rows = [row for row in known.tables if row.source_oid is not None and row.state == CopyState.COPIED]
-    oids = None if not known.is_listed else [row.source_oid for row in rows if row.source_oid is not None]
+    rows = [row for row in known.tables if row.state == CopyState.COPIED]
+    oids = None if not known.is_listed else [row.source_oid for row in rows]
     now = await publishing.published(source, publications, oids)
     changes: list[copies.PublishedChange] = []
     altered: list[Name] = []
     parts: dict[int, list[CopyRow]] = {}
     for row in rows:
-        oid = row.source_oid or 0
-        before, marks = "" if _is_before(row, gap_lsn) else row.published_by, now.get(oid, "")
+        oid = row.source_oid
+        is_before = gap_lsn is not None and (row.start_lsn or 0) <= gap_lsn
+        before, marks = "" if is_before else row.published_by, now.get(oid, "")
         if before != marks or row.published_by != marks:
             reason = publishing.why_incomplete(before, marks) if before is not None and marks else ""
             changes.append(copies.PublishedChange(oid, row.published_by, marks, reason))
@@ -79,7 +71,7 @@ async def look(  # noqa: PLR0913  both ends, and what is known
     if not known.is_listed:
         changes += await _unlisted(source, target, config, slot_id, known, now, is_gap=gap_lsn is not None)
     if gap_lsn is not None:
-        seen = [row.source_oid for row in rows if row.source_oid is not None]
+        seen = [row.source_oid for row in rows]
         await copies.note_gap(target, config.target.state_schema, slot_id, gap_lsn, seen)
     await copies.note_published(target, config.target.state_schema, slot_id, changes)
     return Found(bool(changes), altered)
@@ -88,11 +80,7 @@ async def look(  # noqa: PLR0913  both ends, and what is known
 async def leave_out(
     source: Connection, target: settings.Connection, config: Config, slot_id: int, known: Copies
 ) -> Copies:
-    """Have the state say which tables' rows the configuration leaves out, and return what is known then.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
-    """
+    """Have the state say which tables' rows the configuration leaves out, and return what is known then."""
     left = config.mapping.schema_only
     if not (left or any(row.is_schema_only for row in known.tables)):
         return known
@@ -102,11 +90,6 @@ async def leave_out(
         return known
     await copies.leave_out(target, schema, slot_id, oids)
     return await copies.load(target, schema, slot_id)
-
-
-def _is_before(row: CopyRow, gap_lsn: int | None) -> bool:
-    """Return whether a table's copy lacks changes that were not published in a gap."""
-    return gap_lsn is not None and (row.start_lsn or 0) <= gap_lsn
 
 
 async def _with_partitions(  # noqa: PLR0913, PLR0917  what the look knows
@@ -125,7 +108,7 @@ async def _with_partitions(  # noqa: PLR0913, PLR0917  what the look knows
     found = {change.source_oid: change for change in changes}
     for part, name in await publishing.attached_full(source, config.source.publications, list(parts)):
         for root in parts[part]:
-            change = found[root.source_oid or 0]
+            change = found[root.source_oid]
             own = by_oid.get(part)
             if own is None or own.state != CopyState.COPIED:
                 reason = f"partition {name} was attached, and may have had rows that were not published"
@@ -189,7 +172,7 @@ async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
     names = await late_tables.names(source, reasons)
     if any(row.name in names.values() for row in known.tables):
         # A table that has given its name away keeps its row.
-        others = await late_tables.names(source, [oid for oid in listed if oid is not None])
+        others = await late_tables.names(source, list(listed))
         await copies.rename(target, schema, slot_id, others)
     noted = [oid for oid in names if await copies.settle(target, schema, slot_id, names[oid], oid, reasons[oid])]
     # A table that is not noted keeps what the next look must find.

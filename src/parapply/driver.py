@@ -205,18 +205,10 @@ _prepared: WeakKeyDictionary[psycopg.AsyncConnection[Any], set[bytes]] = WeakKey
 async def run_prepared(
     conn: psycopg.AsyncConnection[Any], name: bytes, query: sql.Composed, params: Sequence[bytes | None]
 ) -> int:
-    """Run a statement that is run often, and return the number of rows that it returns.
+    """Run a statement of one name that is run often, and return the number of rows that it returns.
 
-    Past psycopg's cursors, which take the leader twice as long as this.
-
-    Args:
-        conn: prepares it once.
-        name: of the statement, always the same.
-        query: with `$1` style parameters.
-        params: as text; None is NULL.
-
-    Raises:
-        psycopg.Error: the connection broke, or the server refuses.
+    Past psycopg's cursors, which take the leader twice as long as this. Parameters are texts; None is NULL. Raise
+    psycopg.Error if the connection broke, or the server refuses.
     """
     names = _prepared.setdefault(conn, set())
     async with conn.lock:
@@ -229,11 +221,7 @@ async def run_prepared(
 
 
 def _check(results: Sequence[PGresult]) -> int:
-    """Return the rows of the only result.
-
-    Raises:
-        psycopg.Error: it is an error.
-    """
+    """Return the rows of the only result; raise psycopg.Error if it is an error."""
     (result,) = results
     if result.status not in {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}:
         raise psycopg.errors.error_from_result(result)

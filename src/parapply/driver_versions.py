@@ -22,10 +22,6 @@ def tell_versions(paths: Iterable[str], modules: MutableMapping[str, ModuleType]
     """Put in the modules that hold psycopg's versions, before psycopg is imported.
 
     A package whose directory of metadata is not found once in exactly one place is left to find its version itself.
-
-    Args:
-        paths: where packages are looked for, as in `sys.path`.
-        modules: as `sys.modules`.
     """
     found: dict[str, set[str]] = {package: set() for package in _PACKAGES}
     for path in paths:

@@ -23,6 +23,10 @@
 | ReportRefused    | 2    | never     | no log there, another report is at work: see hint    |
 | JavaMissing      | 2    | never     | the operator installs Java                           |
 | ReportFailed     | 1    | never     | Spark stopped: see what it said; run it again        |
+
+A function that asks a server raises SourceLost or TargetLost if the connection breaks, and SourceRefused or
+TargetRefused if the server does not do it, such as for want of a privilege. Docstrings name these errors only where
+they have another cause.
 """
 
 from __future__ import annotations

@@ -64,8 +64,7 @@ class HttpServer:
         except OSError as error:
             why = error.strerror or str(error)
             raise ConfigError(
-                f"metrics.listen: cannot listen on {address}: {why}",
-                hint=_HINTS.get(error.errno or 0, ""),
+                f"metrics.listen: cannot listen on {address}: {why}", hint=_HINTS.get(error.errno or 0, "")
             ) from error
         host, port = self._server.sockets[0].getsockname()[:2]
         return str(host), int(port)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 
 from parapply import connect
-from parapply.check.kinds import KINDS, Code, End, Severity
+from parapply.check.kinds import Code, End, Severity, by_code
 from parapply.check.look import look_at
 from parapply.check.source import CheckOptions
 from parapply.commands import lifecycle
@@ -41,9 +41,7 @@ _MOST_TOLD: Final = 10
 def print_queue(config: Config, *, inexact: Literal["refuse", "warn"] | None = None) -> None:
     """Print the SQL that makes the queue of commands on the publisher; connect nowhere.
 
-    Args:
-        config: publications, and which commands run on the target.
-        inexact: what event triggers do about commands that cannot be recorded; None: none are made.
+    `inexact`: the reaction of event triggers to commands that cannot be recorded; None: none are made.
     """
     click.echo(ddl_queue.install_sql(config.source.publications, _automatic(config, inexact)))
 
@@ -84,7 +82,7 @@ def init(
 
 def check_despite(command: str, despite: Collection[str], more: Collection[str] = ()) -> None:
     """Refuse, as ConfigError, codes with which a command cannot go on; beside arguable refusals it takes `more`."""
-    arguable = [*more, *[code.value for code, kind in KINDS.items() if kind.is_arguable]]
+    arguable = [*more, *[code.text for code in Code if code.value.is_arguable]]
     if wrong := [code for code in despite if code not in arguable]:
         raise ConfigError(
             f"--despite {', '.join(wrong)}: {command} cannot go on with that; it can with {', '.join(sorted(arguable))}"
@@ -167,7 +165,6 @@ async def look_first(
 
     Raises:
         SourceRefused, TargetRefused: something would fail; what else would is printed already.
-        SourceLost, TargetLost: a connection broke, or a table is locked.
     """
     options = CheckOptions()
     if copy is not None:
@@ -175,40 +172,32 @@ async def look_first(
             is_copy=True, truncates=copy.truncates, brings_schema=copy.brings_schema, connections=copy.connections
         )
     report = await look_at(ends, config, options, facts, None)
-    refused = [each for each in report.of(Severity.REFUSED) if each.code.value not in despite]
+    refused = [each for each in report.of(Severity.REFUSED) if each.code.text not in despite]
     # The publisher's come last: the last one gives the exit code, and an init ended there before it met the target.
-    refused.sort(key=lambda each: KINDS[each.code].end is End.SOURCE)
-    told = [each for each in report.findings if each not in refused and KINDS[each.code].severity is not Severity.NOTE]
-    for line in _lines(told):
-        click.echo(line)
+    refused.sort(key=lambda each: each.code.value.end is End.SOURCE)
+    told = [each for each in report.findings if each not in refused and each.code.value.severity is not Severity.NOTE]
+    for each, more in _shortened(told):
+        code = each.code.value
+        click.echo(printable(f"{code.severity.value}: {_text(each)}{more}: {code.advice}{_fix(each)}"))
     connect.raise_all(list(_errors(refused)))
     return report.published
 
 
 def _shortened(findings: Sequence[Finding]) -> Iterator[tuple[Finding, str]]:
     """Give the first findings of each code, the last of them with words about how many there are more."""
-    by_code: dict[Code, list[Finding]] = {}
-    for each in findings:
-        by_code.setdefault(each.code, []).append(each)
-    for code, group in by_code.items():
+    for code, group in by_code(findings).items():
         shown, n_more = group[:_MOST_TOLD], len(group) - _MOST_TOLD
         for each in shown[:-1]:
             yield each, ""
-        yield shown[-1], f" (and {n_more:,} more of {code.value}: see `parapply check`)" if n_more > 0 else ""
-
-
-def _lines(findings: Sequence[Finding]) -> Iterator[str]:
-    for each, more in _shortened(findings):
-        kind = KINDS[each.code]
-        yield printable(f"{kind.severity.value}: {_text(each)}{more}: {kind.advice}{_fix(each)}")
+        yield shown[-1], f" (and {n_more:,} more of {code.text}: see `parapply check`)" if n_more > 0 else ""
 
 
 def _errors(findings: Sequence[Finding]) -> Iterator[ParapplyError]:
     for each, more in _shortened(findings):
-        kind = KINDS[each.code]
-        go_on = f"; or go on all the same with --despite {each.code.value}" if kind.is_arguable else ""
-        error = SourceRefused if kind.end is End.SOURCE else TargetRefused
-        yield error(f"{_text(each)}{more}", hint=f"{kind.advice}{go_on}{_fix(each)}")
+        code = each.code
+        go_on = f"; or go on all the same with --despite {code.text}" if code.value.is_arguable else ""
+        error = SourceRefused if code.value.end is End.SOURCE else TargetRefused
+        yield error(f"{_text(each)}{more}", hint=f"{code.value.advice}{go_on}{_fix(each)}")
 
 
 def _fix(finding: Finding) -> str:
@@ -216,5 +205,5 @@ def _fix(finding: Finding) -> str:
 
 
 def _text(finding: Finding) -> str:
-    end = KINDS[finding.code].end.value
-    return f"{end}, {finding.code.value}: {finding.found.removeprefix(f'{end}: ')}"
+    end = finding.code.value.end.value
+    return f"{end}, {finding.code.text}: {finding.found.removeprefix(f'{end}: ')}"

@@ -268,12 +268,9 @@ def said(  # noqa: PLR0913, PLR0917  what there is to say
 
 
 def held_by(locks: Rows) -> Iterable[str]:
-    """Return the evidence of who held locks.
+    """Return the evidence of who held locks, by rows with `seconds`, the most first.
 
     They are seen once a second, so that a shorter wait may be missed, or count as a second.
-
-    Args:
-        locks: `pid`, `role`, `relation`, `mode` and `seconds` of each session, the most first.
     """
     for row in locks[:_MOST_HOLDERS]:
         who = f"role {row['role']}, pid {row['pid']}" if row["pid"] else "a prepared transaction"

@@ -68,16 +68,10 @@ class PasswordCommand:
         return f"PasswordCommand({self._words[0]!r}, ...)"
 
     async def password(self, *, refused: str = "", is_new: bool = False) -> str:
-        """Return the password of a run that ended after this call, or `REUSED_S` before it at most.
+        """Return the password of a run that ended after this call, or, unless `is_new`, `REUSED_S` before it at most.
 
-        Sessions that are opened at the same time share one run.
-
-        Args:
-            refused: a password that the server has not taken; one of another run is returned.
-            is_new: the run must end after this call.
-
-        Raises:
-            PasswordUnknown: the command failed, or has printed none.
+        Sessions that are opened at the same time share one run. One that the server has not taken is returned only if
+        another run has printed it. Raise PasswordUnknown if the command failed, or has printed none.
         """
         asked_s = time.monotonic()
         async with self._lock:

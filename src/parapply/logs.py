@@ -33,104 +33,6 @@ if TYPE_CHECKING:
 
     _Renderer = Callable[[Any, str, MutableMapping[str, Any]], bytes]
 
-#: Every event. ERROR: someone must act. WARNING: it recovers by itself. INFO: life cycle. DEBUG: off by default.
-EVENTS: Final = {
-    "daemon_started": "info: versions, slot, workers",
-    "daemon_stopped": "info: drained or aborted",
-    "daemon_failed": "error: what ended the daemon, with the hint",
-    "worker_freed": "info: a batch gave its worker back: it waited for another one, and others could start",
-    "table_trust": "info: batches of a table fail often and go alone, or in_order (row by row), or it is trusted again",
-    "table_unusable": "warning: a table was changed so that it cannot be applied; its next change will stop the daemon",
-    "slot_adopted": "warning: the slot existed while the target had no state of it",
-    "retained_wal_exceeded": "warning: the slot keeps more WAL than source.retained_wal_limit_bytes; how much, and what"
-    " is done about it",
-    "retained_wal_fallen": "info: it keeps no more than that again",
-    "slot_dropped": "error: the slot was dropped because of that; what is lost",
-    "heal_started": "warning: the slot is lost, why, and the daemon heals it, as source.on_lost_slot says",
-    "heal_reported": "info: a line of the heal's progress, or a warning",
-    "heal_done": "warning: the slot is healed, and the daemon goes on; the rows that were copied",
-    "heal_failed": "error: it could not be healed; the daemon ends, or tries again if an end was lost",
-    "server_untested": "warning: a server is newer than every version that this program was tested with; told once",
-    "source_connected": "info: streaming from start_lsn; WAL of before that the publisher must decode first",
-    "catch_up_entered": "info: the backlog is read in ranges of WAL, from a copy of the slot; how much it is",
-    "catch_up_readers_reduced": "info: fewer sessions than source.catch_up_readers read ranges; how many, and why",
-    "catch_up_left": "info: the stream goes on where the ranges ended; why",
-    "catch_up_declined": "info: there is much to catch up, and the stream reads it; why",
-    "stream_left": "info: the stream has fallen behind, and ranges are read instead; how far",
-    "standby_changed": "info: commits on the publisher wait for this daemon from now on, or wait no more",
-    "history_unproved": "warning: the slot is behind what is applied, and nothing says that the publisher still has it",
-    "timeline_followed": "info: the publisher was promoted, or follows another primary, under a stream that continues",
-    "failover_unprotected": "warning: source.failover is wanted, and what may keep the slot from surviving one; once",
-    "fleet_started": "info: version, pid, number of databases that this process follows",
-    "fleet_reloaded": "info: by SIGHUP: slots that begin, and slots that end",
-    "fleet_stopped": "info: every slot has ended; the worst exit code of those that were in an error",
-    "slot_failed": "error: a slot of several has ended with the error before, and begins again after wait_s",
-    "source_lost": "warning: reconnecting after wait_s",
-    "target_connected": "info: sessions open, state read",
-    "target_lost": "warning: reconnecting after wait_s, state is read again",
-    "target_refused": "error: with on_error = retry: the target cannot take what comes; tried again after wait_s",
-    "lease_waiting": "warning: another daemon holds the lease",
-    "lease_taken": "info: this daemon owns the slot",
-    "workers_reduced": "warning: the target has no connection for more workers",
-    "workers_changed": "info: with apply.workers = auto, another number of workers is wanted; why",
-    "worker_left": "debug: its session is closed; what it had applied",
-    "settings_lowered": "info: an interval was lowered to suit the server",
-    "table_planned": "info: how a table is applied and why",
-    "conflicts_settled": "warning: changes of a transaction met other rows, and a policy said what to do",
-    "conflict_stopped": "warning: a change met other rows, and its policy is to stop; told once for each run",
-    "transaction_skipped": "warning: recorded as done without being applied, as an operator asked for",
-    "setting_without_table": "warning: a section of the configuration names a table that is not published",
-    "origin_missing": "warning: workers write without a replication origin; what that means is in the hint",
-    "batch_retried": "warning: rolled back, to be repeated at the head: whole, then in halves, then row by row",
-    "batch_split": "info: a repeated batch was applied in parts, n_in_order of its transactions row by row",
-    "batch_failed": "error: still fails at the head",
-    "batch_committed": "debug: one target transaction is done",
-    "ddl_applied": "info: a command of the publisher has run on the target, in its place in the stream; its tag",
-    "ddl_left_out": "warning: a command of the publisher has not run on the target; why",
-    "ddl_awaited": "info: a command of the publisher that cannot run in a transaction will run after this one",
-    "ddl_failed": "warning: such a command has not run, and why; it is tried again, at the latest by the next start",
-    "skip_not_whole": "warning: changes of a skipped transaction are not kept: the target does not have their tables",
-    "batch_blocked": "warning: a batch waits for a lock of a foreign session; told again at growing intervals",
-    "session_blocked": "warning: a session of the slot's that is no worker's waits for a lock; end: on which side",
-    "batch_cancelled": "warning: what of it waited for a foreign lock, because the operator skips a transaction",
-    "batch_unblocked": "info: it waits no more; how long it has",
-    "stall_broken": "warning: a batch was rolled back that blocked the head, or that a prepared transaction blocked",
-    "prepare_left_out": "info: a PREPARE that cannot be applied: the publisher has rolled it back, nothing is prepared",
-    "outcome_waits": "warning: a transaction prepared here is being ended by another session",
-    "rolled_back_early": "warning: a transaction prepared here, which the publisher rolled back, was in the way",
-    "stream_followed": "info: a worker applies a transaction while it is in progress on the publisher",
-    "stream_spilled": "info: it has rolled back, and the transaction is applied at its commit; why",
-    "spill_failed": "error: a transaction in progress cannot be kept on disk; its commit will end the epoch",
-    "streaming_paused": "warning: one found no room on disk: none is asked for in progress until it is applied",
-    "table_awaited": "info: the stream stands at a change of a table until its copy has joined",
-    "table_joined": "info: a table made after the first copy is applied from its first row on",
-    "table_renamed": "info: a table that is applied has another name on the publisher; its former one",
-    "table_waits": "warning: published and not applied; told once and each day, until `parapply refresh` has copied it",
-    "publication_altered": "warning: a publication was altered and altered back; changes of between may be missing",
-    "state_left_out": "info: schemas of the publisher with tables of parapply's own: none of their rows is applied",
-    "sequence_missing": "warning: a sequence of the publisher could not be set; why; told once and each day",
-    "sequences_not_carried": "warning: a round of sequences.interval_s has set none; why; told once and each day",
-    "copies_changed": "info: how many tables are waiting, being copied, and copied",
-    "rest_begun": "debug: nothing comes and nothing is open, so both servers are looked at seldom",
-    "requests_polled": "info: the target has no connection for being told of requests, so they are looked for",
-    "snapshot_exported": "info: a snapshot was exported at an LSN; how long commits were held for it",
-    "snapshot_refused": "info: and why",
-    "memory_limit_reached": "warning: reading paused until batches are done",
-    "config_reloaded": "info: by SIGHUP: the keys that hold from now on; none if nothing has changed",
-    "config_needs_restart": "warning: keys that have changed and that only a restart makes hold",
-    "config_refused": "error: what was read by SIGHUP is wrong; the configuration in force stays",
-    "tasks": "info: asked for by SIGUSR1: the calls that each task is inside",
-    "drain_started": "info: no new batches; those in hand are finished",
-    "drain_aborted": "warning: a second signal, or the time limit",
-    "metrics_listening": "info: address of the endpoint for Prometheus and probes",
-    "leader_stuck": "error: a part of the leader makes no progress and has nothing to wait for; no watchdog signal",
-    "applylog_recovered": "warning: a file of a process that died was closed",
-    "applylog_dropping": "error: records cannot be written and are dropped; applying goes on",
-    "applylog_resumed": "info: records are written again",
-    "applylog_removed": "info: a finished file was removed, as applylog.retention_s and retention_bytes say",
-    "applylog_not_removed": "warning: the directory cannot be read or a file not removed",
-}
-
 _DSN: Final = re.compile(r"postgres(?:ql)?://\S+")
 _PASSWORD: Final = re.compile(
     r"""\b(password|sslpassword|passfile|oauth_client_secret)(\s*=\s*)('(?:[^'\\]|\\.)*'|"[^"]*"|\S+)""", re.IGNORECASE
@@ -145,13 +47,7 @@ writes_debug = False
 
 
 def configure(level: str, output_format: str, stream: BinaryIO | None = None) -> None:
-    """Set up structlog and route foreign records (asyncio, psycopg) through the same lines.
-
-    Args:
-        level: debug, info, warning or error.
-        output_format: json (one object a line, UTF-8), logfmt (key=value) or console.
-        stream: where bytes go; None is standard error.
-    """
+    """Set up structlog and route foreign records (asyncio, psycopg) through the same lines, on standard error."""
     global writes_debug  # noqa: PLW0603  as structlog's own configuration
     out = sys.stderr.buffer if stream is None else stream
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -175,7 +71,7 @@ def configure(level: str, output_format: str, stream: BinaryIO | None = None) ->
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:
-    """Return the logger: ``log.info("worker_started", worker=3)``, the name from `EVENTS`."""
+    """Return the logger: ``log.info("worker_started", worker=3)``, a name of docs/site/log_events.py."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return logger
 

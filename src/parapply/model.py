@@ -56,14 +56,10 @@ _SEGMENT_BYTES = 1024 * 1024
 
 
 def covers(low_lsn: int, lsn: int) -> bool:
-    """Return whether a watermark says that everything is committed that ends at an LSN or before.
+    """Return whether a watermark says that everything is committed that ends at any LSN of the publisher, or before.
 
     Where the last record ended with its page, `pg_current_wal_insert_lsn()` lies after the header of the next, which is
     not written yet: an idle publisher never gets there, and nothing ends in between.
-
-    Args:
-        low_lsn: the watermark; it is the end of a record.
-        lsn: any position of the publisher.
     """
     header_bytes = _SHORT_HEADER_BYTES if low_lsn % _SEGMENT_BYTES else _LONG_HEADER_BYTES
     return lsn <= low_lsn + header_bytes

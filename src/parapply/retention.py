@@ -45,12 +45,7 @@ class WalLimit(NamedTuple):
     action: str  # warn, pause_copy, drop_slot
 
     def exceeded_bytes(self, found: slot.SlotFacts | None, flush_lsn: int) -> int | None:
-        """Return how much WAL a slot keeps where that is above the limit, else None.
-
-        Args:
-            found: the slot; None if it does not exist.
-            flush_lsn: end of the publisher's WAL.
-        """
+        """Return how much WAL a slot keeps where that is above the limit, else None."""
         kept_bytes = found.retained_bytes(flush_lsn) if found is not None and self.limit_bytes else None
         return kept_bytes if kept_bytes is not None and kept_bytes > self.limit_bytes else None
 
@@ -68,11 +63,7 @@ def wal_limit(config: SourceConfig) -> WalLimit:
 
 
 async def look(conn: slot.Connection, slot_name: str) -> tuple[slot.SlotFacts | None, int]:
-    """Return the slot and the end of the publisher's WAL, for commands; the daemon looks at both anyway.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the slot and the end of the publisher's WAL, for commands; the daemon looks at both anyway."""
     flush_lsn = (await slot.position(conn)).flush_lsn
     return await slot.read_slot(conn, slot_name), flush_lsn
 

@@ -32,16 +32,7 @@ HINT = "give this slot's rows other values of the same columns in `set` of [mapp
 
 
 async def others(conn: Connection, schema: str, slot_id: int) -> Taken:
-    """Return the slots whose rows have constants.
-
-    Args:
-        conn: session on the target, which has the state schema.
-        schema: of the state.
-        slot_id: slot that is left out; 0: none is.
-
-    Raises:
-        TargetRefused, TargetLost: the state could not be read.
-    """
+    """Return the slots whose rows have constants, but for one; the target has the state schema."""
     query = (
         "SELECT slot_name, constants_in::text FROM {s}.slots WHERE slot_id <> $1::int AND constants_in <> '{{}}'"
         " ORDER BY slot_id"
@@ -86,7 +77,6 @@ async def claim(source: slot.Connection, target: Connection, config: Config, slo
 
     Raises:
         TargetRefused: rows would not be apart from theirs, or the state cannot be written.
-        SourceLost, TargetLost: an end cannot be asked.
     """
     schema, mapping = config.target.state_schema, config.mapping
     taken = await others(target, schema, slot_id)

@@ -11,7 +11,7 @@ from parapply.logs import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from types import CodeType, FrameType
+    from types import FrameType
 
 #: Seconds after which a task that still runs is cancelled again. A second cancellation interrupts what the first one
 #: made it clean up (a statement of psycopg's is cancelled on its server), so not at once.
@@ -69,10 +69,7 @@ def _calls(awaited: object) -> list[str]:
     while awaited is not None:
         frame: FrameType | None = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is not None:
-            calls.append(_call(frame.f_code, frame.f_lineno))
+            code = frame.f_code
+            calls.append(f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}")
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
     return calls
-
-
-def _call(code: CodeType, line: int) -> str:
-    return f"{Path(code.co_filename).name}:{line} {code.co_name}"

@@ -17,9 +17,18 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from parapply.demo import DemoError, PgServer, available, find_binaries
-from parapply.demo.binaries import PGBIN_VARIABLE, Account, find_program, readable_copy, server_account
+from parapply.demo.binaries import (
+    PGBIN_VARIABLE,
+    Account,
+    available,
+    find_binaries,
+    find_program,
+    readable_copy,
+    server_account,
+)
 from parapply.demo.cluster import processes_in
+from parapply.demo.errors import DemoError
+from parapply.demo.server import PgServer
 from tests.fixtures.databases import create_database, drop_database
 
 if TYPE_CHECKING:
@@ -94,9 +103,9 @@ def test_removed_server_leaves_nothing(own_servers: OwnServers) -> None:
 def test_server_dies_with_its_owner(pg_major: int) -> None:
     """When the process that started a server is killed, the server ends and its directory is removed."""
     script = (
-        "import json, sys; from parapply.demo import PgServer, find_binaries;"
+        "import json, sys; from parapply.demo.binaries import find_binaries; from parapply.demo.server import PgServer;"
         f"s = PgServer(binaries=find_binaries({pg_major}), name='orphan').__enter__();"
-        "print(json.dumps([str(s.directory), s.pid, s.guardian_pid]), flush=True); sys.stdin.read()"
+        "print(json.dumps([str(s.directory), s.pid, s._guardian._process.pid]), flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", script]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -123,7 +132,7 @@ def test_kept_server_outlives_its_context(own_servers: OwnServers) -> None:
     server.keep()
     server.cleanup()
     assert server.is_running()
-    assert server.guardian_pid is None
+    assert server._guardian is None
     server.stop()
     shutil.rmtree(directory)
 

@@ -44,8 +44,9 @@ def test_everything_wrong_is_found_at_once(source_db: Database, target_db: Datab
     report = report_of(Route(source=source_db, target=target_db), run_command, "--copy", *settings)
     found = [(one["code"], one["object"], f"{one['found']} {one['fix']}") for one in report["findings"]]
     for one in FOUND:
-        assert [text for code, name, text in found if (code, name) == (one.code, one.object) and one.words in text], one
-    expected = {(one.code.value, one.object) for one in FOUND}
+        key = (one.code.text, one.object)
+        assert [text for code, name, text in found if (code, name) == key and one.words in text], one
+    expected = {(one.code.text, one.object) for one in FOUND}
     assert [one for one in found if one[:2] not in expected] == []
     assert report["exit_code"] == 4
 

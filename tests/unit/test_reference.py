@@ -12,13 +12,13 @@ import pytest
 
 import parapply
 from docs.site import refusals
+from docs.site.log_events import EVENTS
 from docs.site.reference import cell, explained, reference
 from parapply import errors
-from parapply.check.kinds import KINDS, Severity
+from parapply.check.kinds import Code, Severity
 from parapply.check.providers import RULES
 from parapply.cli.main import cli
 from parapply.config import SECTIONS
-from parapply.logs import EVENTS
 from parapply.metrics.table import METRICS, PROCESS_METRICS
 
 _SOURCES = Path(parapply.__file__).parent
@@ -74,10 +74,12 @@ def test_every_check_has_its_row() -> None:
     """One row for each code, worst first, with the words of the program, and no other row."""
     expected = []
     for severity in Severity:
-        for code, kind in KINDS.items():
-            if kind.severity is severity:
-                word = severity.value + (", arguable" if kind.is_arguable else "")
-                expected.append([f"`{code.value}`", word, kind.end.value, cell(kind.why), cell(kind.advice)])
+        for code in Code:
+            if code.value.severity is severity:
+                word = severity.value + (", arguable" if code.value.is_arguable else "")
+                expected.append(
+                    [f"`{code.text}`", word, code.value.end.value, cell(code.value.why), cell(code.value.advice)]
+                )
     assert _rows(reference()["checks.md"].partition(_RULES)[0]) == expected
 
 

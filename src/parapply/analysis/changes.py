@@ -60,13 +60,9 @@ VALUES: Final = {
 
 
 def change_between(pairs: Mapping[str, str]) -> Change:
-    """Return the change that settings ask for.
+    """Return the change that settings ask for, by values such as of ``apply.workers`` that differ from a log's.
 
-    Args:
-        pairs: values by setting, such as ``apply.workers``, that differ from a log's.
-
-    Raises:
-        ValueError: says in words for people which of them no log can answer.
+    Raise ValueError, in words for people, if no log can answer one of them.
     """
     keys = {setting: key for key, setting in SETTINGS.items()}
     if unknown := sorted(pairs.keys() - keys.keys()):
@@ -146,26 +142,14 @@ class Errors(NamedTuple):
         return min(at, abs(at - self.halvings))
 
     def learn(self, trial: Change, took: float, predicted: float) -> Errors:
-        """Return errors of which one more is known.
-
-        Args:
-            trial: its settings.
-            took: its time, as a multiple of the log's for the same part.
-            predicted: the same as predicted.
-        """
+        """Return errors with one more trial; its times, taken and predicted, are multiples of the log's part."""
         if self.usual.is_other(trial):
             return self._replace(order=min(max(took / predicted, 1 / _MOST_ERROR), _MOST_ERROR))
         return self._replace(smaller=took, halvings=self.usual.halvings(trial))
 
 
 def trials(workers: int | None, order: Order, asked: Sequence[Change]) -> list[Change]:
-    """Return the trials that show the errors of what is asked.
-
-    Args:
-        workers: of the log; None: as many as the daemon likes.
-        order: of the log.
-        asked: changes of its settings.
-    """
+    """Return the trials that show the errors of what is asked; workers and order are the log's, None: any number."""
     found = []
     transactions, changes, size_bytes = ([getattr(each, name) for each in asked] for name in _SIZES)
     smaller = Change(

@@ -88,7 +88,9 @@ def compute(
     tables["limits"] = [
         {"slot": row["slot"], **limit}
         for row in tables["summary"]
-        for limit in limits.limits(*(_of(tables[name], row["slot"]) for name in _LIMITED_BY))
+        for limit in limits.limits(
+            *([one for one in tables[name] if one["slot"] == row["slot"]] for name in _LIMITED_BY)
+        )
     ]
     tables["chain"] = [link for row in _first_of_slots(tables["blockers"]) for link in _chain(engine, row)]
     tables["what_if"] = []
@@ -96,10 +98,6 @@ def compute(
         begin("With more workers")
         tables["what_if"] = more_workers.predicted(engine, WORKERS, what_if)
     return tables
-
-
-def _of(rows: Rows, slot: str) -> Rows:
-    return [row for row in rows if row["slot"] == slot]
 
 
 def _first_of_slots(rows: Rows) -> Iterator[dict[str, Any]]:

@@ -76,7 +76,6 @@ class DuckEngine:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """As `Engine.errors`."""
         try:
             yield
         except PermissionError as error:
@@ -90,17 +89,14 @@ class DuckEngine:
             raise ReportFailed(f"DuckDB stopped: {text}.", hint=TORN_HINT if _PARQUET in text else hint) from error
 
     def done(self) -> float | None:
-        """As `Engine.done`."""
         return None
 
     def rows(self, query: str, **arguments: Any) -> Rows:  # noqa: ANN401  values of SQL
-        """As `Engine.rows`."""
         found = self._session.execute(in_duckdb(query), arguments or None)
         names = [column[0] for column in found.description or ()]
         return [dict(zip(names, map(_in_utc, row), strict=True)) for row in found.fetchall()]
 
     def stream(self, query: str, **arguments: Any) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401  values of SQL
-        """As `Engine.stream`."""
         # In a separate session, other queries may run between two rows.
         with self._session.cursor() as cursor:
             found = cursor.execute(in_duckdb(query), arguments or None)
@@ -109,12 +105,10 @@ class DuckEngine:
                     yield tuple(_as_sequence(value) for value in row)
 
     def make_view(self, name: str, query: str) -> None:
-        """As `Engine.make_view`."""
         # Not a temporary one: cursors see it, too, and the whole database is in memory.
         self._session.execute(f"CREATE OR REPLACE VIEW {name} AS {in_duckdb(query)}")
 
     def make_table(self, name: str, columns: dict[str, str], rows: Sequence[Sequence[Any]]) -> None:
-        """As `Engine.make_table`."""
         self._session.execute(f"CREATE OR REPLACE TABLE {name} ({_columns(columns)})")
         values = [list(column) for column in zip(*rows, strict=True)]
         if values:
@@ -122,12 +116,10 @@ class DuckEngine:
             self._session.execute(f"INSERT INTO {name} SELECT {unnested}", values)
 
     def read_lines(self, files: Sequence[StoredFile], log: str) -> None:  # noqa: ARG002  named by their paths
-        """As `Engine.read_lines`."""
         self._files = {file.path: file.name for file in files}
         self._open_lines(self._files, ())
 
     def write(self, query: str, folder: str) -> None:
-        """As `Engine.write`."""
         target = Path(folder.removeprefix("file:"))
         target.mkdir(parents=True)
         copy = (
@@ -143,7 +135,6 @@ class DuckEngine:
             self._session.execute(copy)
 
     def open_stored(self, root: str, folders: Sequence[str]) -> None:  # noqa: ARG002  Spark's
-        """As `Engine.open_stored`."""
         paths = [str(path) for folder in folders for path in Path(folder.removeprefix("file:")).rglob(f"*{_PARQUET}")]
         columns = schema.stored_columns(self.words)
         nothing = ", ".join(f'CAST(NULL AS {type_}) AS "{name}"' for name, type_ in columns.items())

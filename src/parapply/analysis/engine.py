@@ -118,9 +118,7 @@ class Engine(Protocol):
         """Write rows as Parquet below a folder that does not exist, by kind of record and day."""
 
     def open_stored(self, root: str, folders: Sequence[str]) -> None:
-        """Open what `write` has written as the view `STORED`: `schema.stored_columns`.
+        """Open what `write` has written as the view `STORED`, with `schema.stored_columns`.
 
-        Args:
-            root: of all folders.
-            folders: existing ones below it, of whole loads or of a kind and day; others are not even looked at.
+        Only these existing folders below the root are looked at, of whole loads or of a kind and day.
         """

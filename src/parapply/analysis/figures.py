@@ -415,11 +415,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
         name="ignored_files",
         title="Files not read",
         meaning="One row a file below the log's folder that is in no figure.",
-        columns={
-            "file": "below the log's folder",
-            "size_bytes": "now",
-            "reason": "why it is not read",
-        },
+        columns={"file": "below the log's folder", "size_bytes": "now", "reason": "why it is not read"},
     ),
     Figure(
         name="files",

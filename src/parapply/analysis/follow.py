@@ -35,18 +35,10 @@ _OPTIONS: Final = {
 }
 
 
-def look(
-    engine: Engine,
-    request: ReportRequest,
-    every_s: float,
-    on_load: OnLoad,
-    stop: threading.Event,
-) -> None:
+def look(engine: Engine, request: ReportRequest, every_s: float, on_load: OnLoad, stop: threading.Event) -> None:
     """Look for new files until the event is set.
 
-    Raises:
-        ReportRefused: as `job.convert`.
-        ReportFailed: as `job.convert`.
+    Raise ReportRefused or ReportFailed as `job.convert`.
     """
     with engine.errors():
         store = checked_store(engine, request)
@@ -61,11 +53,7 @@ def look(
 
 
 def stream(
-    engine: SparkEngine,
-    request: ReportRequest,
-    every_s: float | None,
-    on_load: OnLoad,
-    stop: threading.Event,
+    engine: SparkEngine, request: ReportRequest, every_s: float | None, on_load: OnLoad, stop: threading.Event
 ) -> None:
     """Do the same as a stream of Spark's; `every_s` None handles the existing files and ends.
 

@@ -87,7 +87,7 @@ def convert(engine: Engine, request: ReportRequest, steps: Steps, store: Store |
         store.remove_abandoned()
         new = store.missing(file for file in store.listed(request.log, is_new=True) if file.name.endswith(SUFFIXES))
         check_readable(storage, new)
-        new = [file for file in new if not _why_not_unpacked(storage, file)]
+        new = [file for file in new if not (file.name.endswith(PACKED) and storage.why_no_gzip(file.path))]
         loads = list(groups(new))
         steps.expect(len(loads))
         for load in loads:
@@ -192,10 +192,6 @@ def check_readable(storage: Storage, files: Sequence[StoredFile]) -> None:
             raise ReportRefused(f"{file.name} cannot be read: {why}.", hint=_DENIED_HINT)
 
 
-def _why_not_unpacked(storage: Storage, file: StoredFile) -> str:
-    return storage.why_no_gzip(file.path) if file.name.endswith(PACKED) else ""
-
-
 def _ignored_files(storage: Storage, store: Store, request: ReportRequest) -> Rows:
     """Return the files below the log's folder that are in no figure, each with the reason."""
     inside = storage.raw_path(request.out).rstrip("/") + "/"
@@ -207,11 +203,10 @@ def _ignored_files(storage: Storage, store: Store, request: ReportRequest) -> Ro
         why = storage.why_no_gzip(file.path)
         if why:
             found.append((file, f"cannot be unpacked: {why}"))
-    return [{"file": file.name, "size_bytes": file.size_bytes, "reason": why} for file, why in sorted(found, key=_name)]
-
-
-def _name(found: tuple[StoredFile, str]) -> str:
-    return found[0].name
+    return [
+        {"file": file.name, "size_bytes": file.size_bytes, "reason": why}
+        for file, why in sorted(found, key=lambda one: one[0].name)
+    ]
 
 
 #: Types of columns by their names: ``_s`` and shares are fractions, and all that is not listed is counted.

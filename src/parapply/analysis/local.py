@@ -29,22 +29,18 @@ def is_local(text: str) -> bool:
 
 
 class LocalStorage:
-    """The file systems that are mounted here."""
+    """The file systems that are mounted here; see `engine.Storage` for each function."""
 
     def qualified(self, text: str) -> str:
-        """As `Storage.qualified`."""
         return f"file:{self._path(text)}"
 
     def raw_path(self, text: str) -> str:
-        """As `Storage.raw_path`."""
         return _escaped(str(self._path(text)))
 
     def is_folder(self, text: str) -> bool:
-        """As `Storage.is_folder`."""
         return self._path(text).is_dir()
 
     def files(self, folder: str, suffix: str | tuple[str, ...] = "") -> list[StoredFile]:
-        """As `Storage.files`."""
         root = f"{self._path(folder)}/"
         found = []
         # As texts: a log may have many thousands of files, and they are listed again and again.
@@ -61,7 +57,6 @@ class LocalStorage:
         return sorted(found, key=lambda file: file.name)
 
     def why_unreadable(self, text: str) -> str:
-        """As `Storage.why_unreadable`."""
         try:
             with self._path(text).open("rb"):
                 return ""
@@ -69,7 +64,6 @@ class LocalStorage:
             return error.strerror or type(error).__name__
 
     def why_no_gzip(self, text: str) -> str:
-        """As `Storage.why_no_gzip`."""
         try:
             with gzip.open(self._path(text)) as file:
                 while file.read(_PIECE_BYTES):
@@ -79,11 +73,9 @@ class LocalStorage:
         return ""
 
     def read_text(self, text: str) -> str:
-        """As `Storage.read_text`."""
         return self._path(text).read_text(encoding="utf-8")
 
     def write(self, text: str, content: bytes, *, is_new: bool = False) -> bool:
-        """As `Storage.write`."""
         path = self._path(text)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
@@ -101,7 +93,6 @@ class LocalStorage:
         return True
 
     def remove(self, text: str) -> None:
-        """As `Storage.remove`."""
         path = self._path(text)
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -109,7 +100,6 @@ class LocalStorage:
             path.unlink(missing_ok=True)
 
     def folders(self, pattern: str) -> list[str]:
-        """As `Storage.folders`."""
         folder, _, rest = pattern.partition("*")
         root, _, begin = folder.rpartition("/")
         return [str(path) for path in self._path(root).glob(f"{begin}*{rest}") if path.is_dir()]

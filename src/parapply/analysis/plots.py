@@ -97,11 +97,7 @@ def bars(name: str, labels: list[str], values: Iterable[float], color: str, **mo
 
 
 def stacked_lines(
-    rows: Rows,
-    times: list[datetime],
-    key: str,
-    value: Callable[[dict[str, Any]], float],
-    interval_s: int,
+    rows: Rows, times: list[datetime], key: str, value: Callable[[dict[str, Any]], float], interval_s: int
 ) -> list[dict[str, Any]]:
     """Return areas on top of each other, one for each of the greatest values of a column and one for all others.
 

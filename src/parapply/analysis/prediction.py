@@ -114,14 +114,9 @@ class Log:
     """A run's log: what it says of costs and of the source, and predictions from that."""
 
     def __init__(self, recorded: Sequence[Recorded], seconds: Sequence[Second]) -> None:
-        """Learn, and play the run itself.
+        """Learn from the batches, at least one, and intervals of one run in source order, and play the run itself.
 
-        Args:
-            recorded: batches of one run, in source order, at least one.
-            seconds: of the same run, in order; of an old log none.
-
-        Raises:
-            ValueError: there is no batch, or the batches are out of order.
+        Raise ValueError if there is no batch, or they are out of order.
         """
         _check_order(recorded)
         #: That the daemon had.
@@ -179,12 +174,7 @@ class Log:
         return self._costs_of[contention]
 
     def predict(self, change: Change, workers: int = 0) -> Predicted:
-        """Return the run as it would have been with other settings or costs.
-
-        Args:
-            change: of them.
-            workers: a number that makes no difference to the one of the change; 0: that one.
-        """
+        """Return the run as it would have been with a change; `workers` are more than make a difference."""
         best, known = self.learned.best, self._known
         order, n_workers = change.order or self.order, workers or change.workers or self.workers
         played, factor = self.errors.right(change)
@@ -274,7 +264,8 @@ def _executed(
     """Return when the target executed each batch, from and until, and how long beside how many others."""
     spans = []
     for one in recorded:
-        execute_s = one.execute_s - _in_flight_s(one, commit_s)
+        # Part of it is the COMMIT of a flight.
+        execute_s = max(0.0, one.execute_s - (one.flight_commit_s or commit_s) * one.is_one_flight)
         made_s = min(make_s * one.changes, execute_s * (1 - _LEAST_TARGET))
         spans.append((one.started_s + made_s, one.started_s + execute_s))
     by_n = zip(recorded, beside(spans), strict=True)
@@ -319,8 +310,7 @@ class _Known(NamedTuple):
         longer = max(_LONGER_EACH * doublings, -_ERROR_EACH * doublings) + _OTHER_EACH * others
         # Nothing is applied before it can be read, and the source is not the same each time either.
         least_s = max(
-            min(spans_s) * (1 - hypot(self.varied, shorter)),
-            min(self.source_s, seconds_s) * (1 - self.source_varied),
+            min(spans_s) * (1 - hypot(self.varied, shorter)), min(self.source_s, seconds_s) * (1 - self.source_varied)
         )
         most_s = min(self.source_s, seconds_s) * (1 + self.source_varied)
         if max(spans_s) > self.fed_s:
@@ -331,10 +321,7 @@ class _Known(NamedTuple):
 def _varied(ends_s: Sequence[float], recorded: Sequence[Recorded], together: int) -> tuple[float, int]:
     """Return the part by which a run is longer or shorter by chance, as its speed varied, and of how many windows.
 
-    Args:
-        ends_s: of each batch.
-        recorded: the batches.
-        together: number of them that end at about the same time, and differ less than their times do.
+    About `together` batches end at the same time, and differ less than their times do.
     """
     n = min(_WINDOWS, len(recorded) // together)
     changes = [0, *accumulate([one.changes for one in recorded])]
@@ -410,11 +397,6 @@ def _turn_s(recorded: Sequence[Recorded], *, is_relaxed: bool) -> float:
 def _usual(values: Sequence[float]) -> float:
     most = median(values) * _ODD
     return fmean([value for value in values if value <= most])
-
-
-def _in_flight_s(one: Recorded, commit_s: float) -> float:
-    """Return the part of `execute_s` that is the COMMIT's."""
-    return min(one.flight_commit_s or commit_s, one.execute_s) if one.is_one_flight else 0.0
 
 
 def _processors(seconds: Sequence[Second], spans: Sequence[tuple[float, float]]) -> Processors:

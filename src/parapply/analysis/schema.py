@@ -83,7 +83,10 @@ def stored_columns(words: TypeWords) -> dict[str, str]:
 
 def columns_of(struct: type[msgspec.Struct], words: TypeWords) -> dict[str, str]:
     """Return the type of each field of a record."""
-    return {field.name: _type(field.type, field.name, words) for field in msgspec.structs.fields(struct)}
+    return {
+        field.name: _from_info(inspect.type_info(field.type), field.name, words)
+        for field in msgspec.structs.fields(struct)
+    }
 
 
 def required_of(struct: type[msgspec.Struct]) -> list[str]:
@@ -114,10 +117,6 @@ def _literal(default: object, type_: str) -> str:
         return f"CAST(array() AS {type_})"
     # Texts, numbers and truths of our own.
     return f"CAST({str(default).lower() if isinstance(default, bool) else repr(default)} AS {type_})"
-
-
-def _type(annotation: Any, name: str, words: TypeWords) -> str:  # noqa: ANN401  whatever a field can be
-    return _from_info(inspect.type_info(annotation), name, words)
 
 
 def _from_info(info: inspect.Type, name: str, words: TypeWords) -> str:

@@ -209,7 +209,7 @@ def _busy(workers: Rows, runs: Rows, times: list[datetime], interval_s: int) -> 
                 "hovertemplate": "%{y}, %{x}: %{z} %<extra></extra>",
             }
         ],
-        layout={"yaxis": {"autorange": "reversed"}, "shapes": _restarts(runs), "showlegend": False},
+        layout={"yaxis": {"autorange": "reversed"}, "shapes": _lines(runs[1:]), "showlegend": False},
         height=bar_height(len(numbers)),
     )
 
@@ -258,10 +258,6 @@ def _begin_s(row: dict[str, Any], column: str) -> float:
         return 0.0
     commit_s = min(row["commit_s"], whole_s)
     return float(whole_s - commit_s - (row["wait_turn_s"] if column == "wait_turn_s" else 0.0))
-
-
-def _restarts(runs: Rows) -> list[dict[str, Any]]:
-    return _lines(runs[1:])
 
 
 def _lines(runs: Rows) -> list[dict[str, Any]]:

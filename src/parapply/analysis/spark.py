@@ -47,7 +47,6 @@ class SparkEngine:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """As `Engine.errors`."""
         try:
             yield
         except (PySparkException, Py4JError) as error:
@@ -61,34 +60,28 @@ class SparkEngine:
             raise ReportFailed(f"Spark stopped: {reason}.", hint=TORN_HINT if ".parquet" in reason else hint) from error
 
     def done(self) -> float | None:
-        """As `Engine.done`."""
         tracker = self.session.sparkContext.statusTracker()
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         total = sum(stage.numTasks for stage in stages if stage)
         return sum(stage.numCompletedTasks for stage in stages if stage) / total if total else None
 
     def rows(self, query: str, **arguments: Any) -> Rows:  # noqa: ANN401  values of SQL
-        """As `Engine.rows`."""
         found = self.session.sql(query, args=arguments).collect()
         return [{name: _in_utc(value) for name, value in row.asDict().items()} for row in found]
 
     def stream(self, query: str, **arguments: Any) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401  values of SQL
-        """As `Engine.stream`."""
         yield from self.session.sql(query, args=arguments).toLocalIterator()
 
     def make_view(self, name: str, query: str) -> None:
-        """As `Engine.make_view`."""
         self.session.sql(query).createOrReplaceTempView(name)
 
     def make_table(self, name: str, columns: dict[str, str], rows: Sequence[Sequence[Any]]) -> None:
-        """As `Engine.make_table`."""
         values = list(zip(*rows, strict=True)) or [() for _ in columns]
         # From rows of Python each executor would need a Python to read them.
         table = pa.table(dict(zip(columns, values, strict=True)))
         self.session.createDataFrame(table, _columns(columns)).createOrReplaceTempView(name)
 
     def read_lines(self, files: Sequence[StoredFile], log: str) -> None:
-        """As `Engine.read_lines`."""
         self._shares = shares_of(files)
         reader = self.session.read.schema(_columns(schema.wide_columns(self.words))).options(**_JSON_OPTIONS)
         root = self.storage.raw_path(log).rstrip("/") + "/"
@@ -100,14 +93,12 @@ class SparkEngine:
         rows.withColumn(TORN, F.make_valid_utf8(F.col(TORN))).createOrReplaceTempView(LINES)
 
     def write(self, query: str, folder: str) -> None:
-        """As `Engine.write`."""
         rows = self.session.sql(query).withColumn(_SHARE, F.pmod(F.xxhash64(_SLOT), F.lit(self._shares)))
         # A task has some slots of a day, as neighbours in its file, where Parquet's statistics find them.
         rows = rows.hint("rebalance", KIND, DAY, _SHARE).sortWithinPartitions(KIND, DAY, _SLOT).drop(_SHARE)
         rows.write.mode("append").partitionBy(KIND, DAY).parquet(folder)
 
     def open_stored(self, root: str, folders: Sequence[str]) -> None:
-        """As `Engine.open_stored`."""
         columns = schema.stored_columns(self.words)
         if folders:
             rows = self.session.read.schema(_columns(columns)).option("basePath", root).parquet(*folders)
@@ -144,7 +135,7 @@ def _in_utc(value: Any) -> Any:  # noqa: ANN401  of a row
 
 
 class HadoopStorage:
-    """Hadoop's file systems through the session's JVM."""
+    """Hadoop's file systems through the session's JVM; see `engine.Storage` for each function."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
@@ -152,22 +143,18 @@ class HadoopStorage:
         self._configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
 
     def qualified(self, text: str) -> str:
-        """Return a path with its scheme, for example ``file:/logs``."""
         path = self._path(text)
         return str(path.getFileSystem(self._configuration).makeQualified(path).toString())
 
     def raw_path(self, text: str) -> str:
-        """Return the path without scheme and host, with the escapes of a URI."""
         return str(self._path(self.qualified(text)).toUri().getRawPath())
 
     def is_folder(self, text: str) -> bool:
-        """Return whether a folder of this name exists."""
         path = self._path(text)
         system = path.getFileSystem(self._configuration)
         return bool(system.exists(path)) and bool(system.getFileStatus(path).isDirectory())
 
     def files(self, folder: str, suffix: str | tuple[str, ...] = "") -> list[StoredFile]:
-        """Return the files below a folder, at any depth, whose name ends so, sorted; none if it does not exist."""
         path = self._path(folder)
         system = path.getFileSystem(self._configuration)
         if not system.exists(path):
@@ -187,7 +174,6 @@ class HadoopStorage:
         return sorted(found, key=lambda file: file.name)
 
     def why_unreadable(self, text: str) -> str:
-        """Return why a file cannot be read, as the file system says it; empty if it can."""
         path = self._path(text)
         try:
             if path.toUri().getScheme() == "file":
@@ -202,7 +188,6 @@ class HadoopStorage:
         return ""
 
     def why_no_gzip(self, text: str) -> str:
-        """Return why a file cannot be unpacked, after reading all of it; empty if it can."""
         path = self._path(text)
         stream = path.getFileSystem(self._configuration).open(path)
         try:
@@ -214,7 +199,6 @@ class HadoopStorage:
         return ""
 
     def read_text(self, text: str) -> str:
-        """Return a small file in UTF-8."""
         path = self._path(text)
         stream = path.getFileSystem(self._configuration).open(path)
         try:
@@ -223,7 +207,6 @@ class HadoopStorage:
             stream.close()
 
     def write(self, text: str, content: bytes, *, is_new: bool = False) -> bool:
-        """As `Storage.write`."""
         path, part = self._path(text), self._path(f"{text}.part")
         system = path.getFileSystem(self._configuration)
         stream = system.create(part, True)
@@ -240,12 +223,10 @@ class HadoopStorage:
         return bool(system.rename(part, path))
 
     def remove(self, text: str) -> None:
-        """Remove a file or a folder with all in it; nothing happens if it does not exist."""
         path = self._path(text)
         path.getFileSystem(self._configuration).delete(path, True)
 
     def folders(self, pattern: str) -> list[str]:
-        """Return the folders that a pattern with ``*`` names."""
         path = self._path(pattern)
         found = path.getFileSystem(self._configuration).globStatus(path)
         return [str(status.getPath()) for status in found or () if status.isDirectory()]

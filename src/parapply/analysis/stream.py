@@ -99,11 +99,7 @@ class LoggedStream(NamedTuple):
 
 
 def stream_of(
-    recorded: Sequence[Recorded],
-    releases_s: Sequence[float],
-    dues_s: Sequence[float],
-    *,
-    changes: int = 0,
+    recorded: Sequence[Recorded], releases_s: Sequence[float], dues_s: Sequence[float], *, changes: int = 0
 ) -> LoggedStream:
     """Return the stream of a run.
 

@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 def verdict(rows: Rows, tables: dict[str, Rows]) -> LimitVerdict | None:
-    """Return the verdict of one slot; None where nothing was under way long enough to be measured.
-
-    Args:
-        rows: of `limits`.
-        tables: of the slot: `summary`, `reading`, `backends`, `locks`, `hot_keys`, `blockers`, `dependencies`,
-            `what_if`.
-    """
+    """Return the verdict of one slot, by its rows of `limits` and its tables; None where too little was under way."""
     if not rows:
         return None
     span = "time from the first batch to the last"

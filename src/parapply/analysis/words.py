@@ -208,9 +208,7 @@ def times(factor: float) -> str:
 def overview(tables: Tables, verdicts: Mapping[str, LimitVerdict]) -> Rows:
     """Return one row a slot, in the order of `summary`, then slots with days before it only.
 
-    Args:
-        tables: `summary`, `latency`, `waits` and `days` of all slots.
-        verdicts: by slot; one without is not limited by anything that was measured.
+    A slot without a verdict is not limited by anything that was measured.
     """
     rows = []
     for summary in tables["summary"]:

@@ -52,15 +52,9 @@ class Arrivals(NamedTuple):
 
 
 def arrivals(read: Read, part: int) -> Arrivals:
-    """Count the changes of a capture.
+    """Count the changes of a capture; of `part` changes the end of the last one's transaction is wanted.
 
-    Args:
-        read: the capture.
-        part: of the changes; the end of the transaction with the last of them is wanted.
-
-    Raises:
-        CaptureRefused: a block is not what was written.
-        ProtocolError: a frame cannot be read.
+    Raise CaptureRefused if a block is not what was written, ProtocolError if a frame cannot be read.
     """
     times_us: list[int] = []
     counts: list[int] = []

@@ -105,17 +105,10 @@ def block(header: Header, body: bytes) -> bytes:
 
 
 def place_of(file: str, offset: int, start: bytes, left_bytes: int) -> CapturedBlock:
-    """Return the place of a block from its first bytes.
+    """Return the place of a block from its first bytes, which are `START_BYTES`, or as many as the file has there.
 
-    Args:
-        file: its name.
-        offset: in the file.
-        start: the `START_BYTES` there, or as many as the file has.
-        left_bytes: of the file from the offset on.
-
-    Raises:
-        CaptureTorn: the file ends within the block.
-        CaptureRefused: these bytes are no header.
+    `left_bytes` are the file's from the offset on. Raise CaptureTorn if it ends within the block, CaptureRefused if
+    these bytes are no header.
     """
     if len(start) < START_BYTES:
         raise CaptureTorn(file, offset, "the file ends within a block's header")

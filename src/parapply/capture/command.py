@@ -121,10 +121,7 @@ def _key(options: CaptureOptions, found: CaptureFound | None) -> Permutation | N
     """Return the replacements of `--redact`; raise if the variable holds no key, or not the capture's."""
     if found is not None and options.is_redacted != (found.start.redaction is not None):
         is_what = "is not redacted" if options.is_redacted else "is redacted"
-        raise CaptureRefused(
-            f"{options.folder} {is_what}",
-            hint="go on with the same options, or name another folder",
-        )
+        raise CaptureRefused(f"{options.folder} {is_what}", hint="go on with the same options, or name another folder")
     if not options.is_redacted:
         return None
     text = os.environ.get(KEY_VARIABLE, "").encode()

@@ -71,10 +71,7 @@ class Lateness:
     def given(self, end_lsn: int, arrival_us: int, due_s: float) -> None:
         """Take the end of transactions that are handed over now.
 
-        Args:
-            end_lsn: of the last one.
-            arrival_us: when they came, since 1970-01-01 UTC.
-            due_s: when they are due, by the clock of `applied`; as fast as it goes: now.
+        They came at `arrival_us` since 1970-01-01 UTC, and are due by the clock of `applied`; as fast as it goes: now.
         """
         if self._applied_s is None:
             self._applied_s = due_s

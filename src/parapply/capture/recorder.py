@@ -113,9 +113,7 @@ class Recorder:
     async def take(self, frames: Sequence[bytes], now_us: int) -> None:
         """Take frames that came together; further errors are as of `begin`.
 
-        Raises:
-            CaptureRefused: a table cannot be redacted.
-            ProtocolError: a frame cannot be read.
+        Raise CaptureRefused if a table cannot be redacted, ProtocolError if a frame cannot be read.
         """
         append, redacted = self._frames.append, self._redacted
         for frame in frames:
@@ -200,7 +198,7 @@ class Recorder:
                 self._write_shapes(msgspec.structs.replace(found, tables=(table,)), now_us)
         if self._redacted is not None:
             self._redacted.announce(_announced(relation, self._known[relation.oid]), self._types)
-        self._writer.relations[relation.oid] = _with_zero_lsns(bare)
+        self._writer.relations[relation.oid] = bare[:1] + bytes(_KIND_AT - 1) + bare[_KIND_AT:]
 
     def _write_shapes(self, found: Shapes, now_us: int) -> None:
         self._types |= {one.oid: one for one in found.types}
@@ -253,8 +251,3 @@ def _announced(relation: Relation, now: CapturedTable | None) -> CapturedTable:
         indexes=tuple(indexes),
         left_out=now.left_out if now is not None else (),
     )
-
-
-def _with_zero_lsns(frame: bytes) -> bytes:
-    """Return an announcement with the header of a frame that is at no place of the stream."""
-    return frame[:1] + bytes(_KIND_AT - 1) + frame[_KIND_AT:]

@@ -163,12 +163,7 @@ class Scratch:
         self.tables = [(table.schema, table.name) for table in found.tables]
 
     async def mark(self) -> None:
-        """Make sure that nothing of anyone else is in the database.
-
-        Raises:
-            TargetRefused: something is.
-            TargetLost: the connection broke.
-        """
+        """Make sure that nothing of anyone else is in the database; raise TargetRefused if something is."""
         with target_errors("looking into the scratch database"):
             is_marked = await rows(
                 self._conn, sql.SQL("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1"), [MARK]
@@ -182,11 +177,7 @@ class Scratch:
             await self._conn.execute(_MAKE_MARK.encode())
 
     async def empty(self) -> None:
-        """Drop all that replays have made, of this capture and of others, but for their results.
-
-        Raises:
-            TargetRefused, TargetLost: it could not.
-        """
+        """Drop all that replays have made, of this capture and of others, but for their results."""
         conn, schema = self._conn, self._schema
         if await state.has_schema(conn, schema):
             with target_errors("reading the state"):
@@ -205,11 +196,7 @@ class Scratch:
                 await conn.execute(f"DROP TYPE IF EXISTS {qualified(schema_name, name)} CASCADE".encode())
 
     async def make(self) -> None:
-        """Make types, tables and indexes.
-
-        Raises:
-            TargetRefused, TargetLost: it could not.
-        """
+        """Make types, tables and indexes."""
         with target_errors("making the scratch tables"):
             schemas = {table.schema for table in self._found.tables} | {one.schema for one in self._own_types()}
             for schema in sorted(schemas):
@@ -297,11 +284,7 @@ class Scratch:
         return [column.name for column in table.columns if column.name in there]
 
     async def sums(self) -> dict[str, tuple[int, str]]:
-        """Return number and checksum of each table's rows, by ``schema.name``.
-
-        Raises:
-            TargetRefused, TargetLost: they cannot be read.
-        """
+        """Return number and checksum of each table's rows, by ``schema.name``."""
         found = {}
         with target_errors("comparing the tables"):
             for table in self._found.tables:

@@ -74,22 +74,15 @@ _SETTING_NAMES: Final = (
 
 
 async def oids_of(conn: Connection, tables: Sequence[tuple[str, str]]) -> list[int]:
-    """Return the OIDs of tables by schema and name; one that is gone has none.
-
-    Raises:
-        SourceLost, SourceRefused: the publisher could not be asked.
-    """
+    """Return the OIDs of tables by schema and name; one that is gone has none."""
     found = await _rows(conn, _OIDS, [[schema for schema, _ in tables], [name for _, name in tables]])
     return [int(oid) for (oid,) in found]
 
 
 async def shapes(conn: Connection, oids: Collection[int], more_types: Collection[int] = ()) -> Shapes:
-    """Return the tables with these OIDs that exist, and all types that they need; errors as `oids_of`.
+    """Return the tables with these OIDs that exist, and all types that they need.
 
-    Args:
-        conn: plain session.
-        oids: of tables.
-        more_types: OIDs of types that a stream has named, and a table may have no more.
+    `more_types` are those that a stream has named, and a table may have no more.
     """
     tables = tuple([_table(row) for row in await _rows(conn, _TABLES, [list(oids)])])
     needed = {column.type_oid for table in tables for column in table.columns} | set(more_types)

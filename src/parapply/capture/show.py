@@ -111,14 +111,7 @@ def _row_of_forecast(forecast: Forecast, late_after_s: float) -> list[str]:
 
 
 def show(outcome: ReplayOutcome, late_after_s: float, forecasts: Sequence[Forecast | None], *, as_json: bool) -> None:
-    """Print the results.
-
-    Args:
-        outcome: of all runs.
-        late_after_s: report since when more seconds were missing.
-        forecasts: for each run; None: nothing is predicted for it.
-        as_json: one document for programs.
-    """
+    """Print the results: since when more than some seconds were missing, and predictions, as far as there are any."""
     if as_json:
         click.echo(json.dumps(document(outcome, late_after_s, forecasts), indent=2))
         return

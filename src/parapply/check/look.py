@@ -16,7 +16,7 @@ from psycopg import sql
 
 from parapply import sharing
 from parapply.amounts import few
-from parapply.check.kinds import KINDS, Code, End, Finding, Severity
+from parapply.check.kinds import Code, End, Finding, Severity
 from parapply.check.providers import ProviderEnd, Ruling, Status, rulings, with_fixes
 from parapply.check.source import read_source
 from parapply.check.tables import read_tables
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from parapply.config import Config
 
 _FINE, _WARNED = 0, 1
-_ORDER = list(KINDS)
+_ORDER = list(Code)
 #: Findings that matter only while the slot is still to be made or adopted.
 _OF_NEW_SLOT = frozenset(
     {Code.SLOT_ADOPTED, Code.SLOT_IN_USE, Code.SLOT_REFUSED, Code.SLOTS_EXHAUSTED, Code.OPEN_TRANSACTION}
@@ -71,13 +71,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, severity: Severity) -> list[Finding]:
         """Return the findings of one severity."""
-        return [each for each in self.findings if KINDS[each.code].severity is severity]
+        return [each for each in self.findings if each.code.value.severity is severity]
 
     @property
     def exit_code(self) -> int:
         """Return 0 if all is fine, 1 with warnings, and the exit code of `init` if something would be refused."""
         if refused := self.of(Severity.REFUSED):
-            is_source = any(KINDS[each.code].end is End.SOURCE for each in refused)
+            is_source = any(each.code.value.end is End.SOURCE for each in refused)
             return (SourceRefused if is_source else TargetRefused).exit_code
         is_broken = any(each.status is Status.BROKEN for each in self.rulings)
         return _WARNED if is_broken or self.of(Severity.WARNING) else _FINE
@@ -109,11 +109,7 @@ async def look_at(  # noqa: PLR0913  what is known by now
     *,
     of_state: Sequence[Finding] = (),
 ) -> Report:
-    """Look at both ends by open sessions; they can write again afterwards if nothing was raised.
-
-    Raises:
-        SourceLost, TargetLost: a connection broke, or a table is locked.
-    """
+    """Look at both ends by open sessions; they can write again afterwards if nothing was raised."""
     async with _reading(ends.source, source_errors), _reading(ends.target, target_errors):
         try:
             return await _look_at(ends, config, options, facts, known, of_state)
@@ -163,9 +159,7 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
     await check_apart(config, ends, facts)
     # Both have ended when this goes on: neither reads on in a session that is about to be closed.
     source, there = await asyncio.gather(
-        read_source(ends.source, config, facts, options),
-        read_target(ends.target, config),
-        return_exceptions=True,
+        read_source(ends.source, config, facts, options), read_target(ends.target, config), return_exceptions=True
     )
     if isinstance(source, BaseException):
         raise source
@@ -191,7 +185,7 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
     for place in places:
         findings = with_fixes(findings, place)
     severities = list(Severity)
-    findings.sort(key=lambda each: (severities.index(KINDS[each.code].severity), _ORDER.index(each.code), each.object))
+    findings.sort(key=lambda each: (severities.index(each.code.value.severity), _ORDER.index(each.code), each.object))
     return Report(
         slot=config.source.slot,
         is_known=is_known,
@@ -206,7 +200,7 @@ def _of_settings(config: Config, source: SourceSide) -> list[Finding]:
     """Return the settings that name a table which is not published."""
     published = [*source.schema_only, *[relation.qualified_name for relation in source.relations]]
     return [
-        Finding(code=code, object=section, found=what)
+        Finding(code, what, section)
         for code, unknown in (
             (Code.SETTING_WITHOUT_TABLE, settings_without_table(config, published)),
             (Code.SCHEMA_ONLY_UNKNOWN, config.mapping.schema_only_unknown(published)),
@@ -224,7 +218,7 @@ async def _of_sharing(
         return []
     taken = await sharing.others(target, config.target.state_schema, known.slot_id if known else 0)
     names = [relation.full_name for relation in source.relations]
-    return [Finding(code=Code.TABLE_SHARED, found=found) for found in sharing.problems(config, names, taken)]
+    return [Finding(Code.TABLE_SHARED, found) for found in sharing.problems(config, names, taken)]
 
 
 def _places(ends: Connections, options: CheckOptions, source: Server, target: Server) -> list[ProviderEnd]:
@@ -251,7 +245,7 @@ async def _known(
         return await state.load(target, schema, config.source.slot, facts.system_identifier), []
     except TargetRefused as error:
         name = sql.Identifier(schema).as_string(None)
-        return None, [Finding(code=Code.STATE_SCHEMA, object=name, found=str(error), fix=error.hint)]
+        return None, [Finding(Code.STATE_SCHEMA, str(error), name, error.hint)]
 
 
 async def _of_known_slot(
@@ -264,5 +258,5 @@ async def _of_known_slot(
         await refusals.check(ends.source, source.facts, login, name, position, two_phase=config.source.two_phase)
     except SourceRefused as error:
         if not any(each.code in {Code.WAL_LEVEL, Code.SOURCE_STANDBY} for each in source.findings):
-            return [Finding(code=Code.SLOT_REFUSED, object=name, found=str(error), fix=error.hint)]
+            return [Finding(Code.SLOT_REFUSED, str(error), name, error.hint)]
     return []

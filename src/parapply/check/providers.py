@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from psycopg import sql
 
-from parapply.check.kinds import KINDS, Code, End, Finding
+from parapply.check.kinds import Code, End, Finding
 from parapply.check.server import Server
 from parapply.vocabulary import Provider
 
@@ -279,7 +279,7 @@ class ProviderEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 def rulings(place: ProviderEnd, findings: Iterable[Finding], config: Config) -> list[Ruling]:
     """Return the provider's rules for this end, the broken ones first."""
-    found = {each.code: each.found for each in reversed([*findings]) if KINDS[each.code].end is place.end}
+    found = {each.code: each.found for each in reversed([*findings]) if each.code.value.end is place.end}
     ruled = [
         _ruling(rule, place, found.get(rule.code, "") if rule.code else "", config)
         for rule in RULES
@@ -331,7 +331,7 @@ def with_fixes(findings: Sequence[Finding], place: ProviderEnd) -> list[Finding]
     }
     return [
         msgspec.structs.replace(each, fix=fixes[each.code])
-        if each.code in fixes and KINDS[each.code].end is place.end
+        if each.code in fixes and each.code.value.end is place.end
         else each
         for each in findings
     ]

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parapply.check.kinds import KINDS, Severity
+from parapply.check.kinds import Severity, by_code
 from parapply.check.providers import Status
 from parapply.plan.table import Lane
 from parapply.printable import printable
@@ -48,7 +48,7 @@ def show(report: Report, *, as_json: bool) -> None:
         found = report.of(severity)
         if found:
             console.print(Text(f"{severity.value.upper()} ({len(found):,})", style=_STYLES[severity]))
-            for code, group in _by_code(found).items():
+            for code, group in by_code(found).items():
                 for text in _section(code, group):
                     _print(console, text)
             console.print()
@@ -75,32 +75,21 @@ def _print(console: Console, text: Text) -> None:
 
 def document(report: Report) -> dict[str, Any]:
     """Return the report as JSON has it."""
-    findings = []
-    for each in report.findings:
-        kind = KINDS[each.code]
-        findings.append(
-            {
-                "severity": kind.severity.value,
-                "code": each.code.value,
-                "end": kind.end.value,
-                "object": each.object,
-                "found": each.found,
-                "why": kind.why,
-                "advice": kind.advice,
-                "fix": each.fix,
-                "is_arguable": kind.is_arguable,
-            }
-        )
+    findings = [
+        {
+            "severity": each.code.value.severity.value, "code": each.code.text, "end": each.code.value.end.value,
+            "object": each.object, "found": each.found, "why": each.code.value.why, "advice": each.code.value.advice,
+            "fix": each.fix, "is_arguable": each.code.value.is_arguable,
+        }
+        for each in report.findings
+    ]  # fmt: skip
     tables = [
         {
-            "schema_name": plan.relation.schema,
-            "table_name": plan.relation.name,
-            "lane": plan.lane.value,
-            "is_table_exclusive": plan.is_table_exclusive,
-            "reason": plan.reason,
+            "schema_name": plan.relation.schema, "table_name": plan.relation.name, "lane": plan.lane.value,
+            "is_table_exclusive": plan.is_table_exclusive, "reason": plan.reason,
         }
         for plan in report.plans
-    ]
+    ]  # fmt: skip
     return {
         "slot_name": report.slot, "is_known": report.is_known, "exit_code": report.exit_code, "findings": findings,
         "tables": tables, "provider_rules": [_ruling(each) for each in report.rulings],
@@ -115,20 +104,14 @@ def _ruling(ruling: Ruling) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _by_code(findings: Sequence[Finding]) -> dict[Code, list[Finding]]:
-    groups: dict[Code, list[Finding]] = {}
-    for each in findings:
-        groups.setdefault(each.code, []).append(each)
-    return groups
-
-
 def _section(code: Code, findings: Sequence[Finding]) -> Iterator[Text]:
-    kind = KINDS[code]
     yield Text.assemble(
-        "  ", (code.value, _STYLES[kind.severity]), f"  {kind.end.value}" + (", arguable" if kind.is_arguable else "")
+        "  ",
+        (code.text, _STYLES[code.value.severity]),
+        f"  {code.value.end.value}" + (", arguable" if code.value.is_arguable else ""),
     )
-    yield Text(f"    why  {kind.why}")
-    yield Text(f"    do   {kind.advice}")
+    yield Text(f"    why  {code.value.why}")
+    yield Text(f"    do   {code.value.advice}")
     for each in findings[:_MOST_SHOWN]:
         yield Text(f"    - {printable(each.found)}")
         if each.fix:

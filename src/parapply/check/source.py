@@ -173,11 +173,7 @@ class SourceSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_source(conn: slot.Connection, config: Config, facts: SourceFacts, options: CheckOptions) -> SourceSide:
-    """Read the publisher, by a number of queries that does not depend on the number of tables.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Read the publisher, by a number of queries that does not depend on the number of tables."""
     source = config.source
     with source_errors("checking the publisher"):
         server = await read_server(conn)
@@ -202,10 +198,10 @@ async def read_source(conn: slot.Connection, config: Config, facts: SourceFacts,
         tables = await published_tables(conn, source.publications, config.mapping)
         left_out = await schema_only_tables(conn, source.publications, config.mapping)
     except (SourceRefused, TargetRefused) as error:
-        findings.append(Finding(code=Code.PUBLICATION_REFUSED, found=str(error)))
+        findings.append(Finding(Code.PUBLICATION_REFUSED, str(error)))
     else:
         if not (tables or left_out) and publications:
-            findings.append(Finding(code=Code.PUBLICATION_EMPTY, found="the publications have no table"))
+            findings.append(Finding(Code.PUBLICATION_EMPTY, "the publications have no table"))
     # Their rows are neither copied nor applied: `published_tables` and the stream leave them out.
     names = {each.name for each in identities}
     findings += [_of_state(schema) for schema in sorted(facts.state_schemas & {name[0] for name in names - {QUEUE}})]
@@ -235,7 +231,7 @@ async def read_source(conn: slot.Connection, config: Config, facts: SourceFacts,
 
 def _of_schema_only(table: PublishedTable) -> Finding:
     name = shown(*table.full_name)
-    return Finding(code=Code.SCHEMA_ONLY, object=name, found=f"{name} is published, and gets no rows here")
+    return Finding(Code.SCHEMA_ONLY, f"{name} is published, and gets no rows here", name)
 
 
 def _identity(row: tuple[Any, ...]) -> Identity:
@@ -266,29 +262,30 @@ def findings_of_publisher(facts: SourceFacts, config: Config) -> Iterator[Findin
     except SourceRefused as error:
         code = Code.SOURCE_STANDBY if refusals.decodes(facts) else Code.WAL_LEVEL
         fix = "" if code is Code.SOURCE_STANDBY else "ALTER SYSTEM SET wal_level = 'logical';  -- then restart"
-        yield Finding(code=code, found=str(error).removeprefix("source: "), fix=fix)
+        yield Finding(code, str(error).removeprefix("source: "), fix=fix)
     if facts.is_in_recovery and not facts.hot_standby_feedback:
         yield Finding(
-            code=Code.STANDBY_FEEDBACK, found="the publisher is a standby with hot_standby_feedback = off",
+            Code.STANDBY_FEEDBACK,
+            "the publisher is a standby with hot_standby_feedback = off",
             fix="ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf();  -- on the standby",
-        )  # fmt: skip
+        )
     source, version_num, streaming = config.source, facts.server_version_num, ""
     try:
         wanted = streaming_of(version_num, source.streaming)
         start_options(version_num, source.publications, source.origin, streaming=wanted, two_phase=source.two_phase)
         streaming = wanted
     except SourceRefused as error:
-        yield Finding(code=Code.STREAM_OPTIONS, found=str(error), fix=error.hint)
+        yield Finding(Code.STREAM_OPTIONS, str(error), fix=error.hint)
     if 0 < facts.wal_sender_timeout_s < _SHORT_SENDER_TIMEOUT_S:
         yield Finding(
-            code=Code.WAL_SENDER_TIMEOUT,
-            found=f"wal_sender_timeout is {facts.wal_sender_timeout_s:g} s",
+            Code.WAL_SENDER_TIMEOUT,
+            f"wal_sender_timeout is {facts.wal_sender_timeout_s:g} s",
             fix="ALTER SYSTEM SET wal_sender_timeout = '60s'; SELECT pg_reload_conf();",
         )
     if streaming == "off":
         yield Finding(
-            code=Code.DECODING_SPILL,
-            found=f"streaming is off, and logical_decoding_work_mem is {facts.decoding_memory_bytes:,} bytes",
+            Code.DECODING_SPILL,
+            f"streaming is off, and logical_decoding_work_mem is {facts.decoding_memory_bytes:,} bytes",
         )
     yield from _of_slot(facts, config)
 
@@ -296,28 +293,21 @@ def findings_of_publisher(facts: SourceFacts, config: Config) -> Iterator[Findin
 def _of_server(server: Server, *, connections: int) -> Iterator[Finding]:
     role = sql.Identifier(server.role).as_string(None)
     if not server.is_tested:
-        yield Finding(code=Code.SOURCE_VERSION, found=f"the publisher is PostgreSQL {server.version}")
+        yield Finding(Code.SOURCE_VERSION, f"the publisher is PostgreSQL {server.version}")
     if not (server.is_superuser or server.has_replication):
-        yield Finding(
-            code=Code.SOURCE_REPLICATION,
-            object=role,
-            found="the role has no REPLICATION",
-            fix=f"ALTER ROLE {role} REPLICATION;",
-        )
+        yield Finding(Code.SOURCE_REPLICATION, "the role has no REPLICATION", role, f"ALTER ROLE {role} REPLICATION;")
     # The plain session of the daemon or of a command, and the sessions of the copy.
     needed, free = 2 + connections, server.free_connections()
     if free < needed:
         yield Finding(
-            code=Code.SOURCE_CONNECTIONS,
-            object=role,
-            found=f"{needed} connections are needed, and the role can open {max(free, 0)}",
+            Code.SOURCE_CONNECTIONS, f"{needed} connections are needed, and the role can open {max(free, 0)}", role
         )
     idle = server.settings.get("idle_replication_slot_timeout", "0")
     if idle not in {"0", ""}:
-        yield Finding(code=Code.IDLE_SLOT_TIMEOUT, found=f"idle_replication_slot_timeout is {idle}")
+        yield Finding(Code.IDLE_SLOT_TIMEOUT, f"idle_replication_slot_timeout is {idle}")
     keep = server.settings.get("max_slot_wal_keep_size", "-1")
     limit = "without a limit" if keep == "-1" else f"up to {keep}, and then the slot is lost"
-    yield Finding(code=Code.WAL_RETENTION, found=f"max_slot_wal_keep_size is {keep}: WAL is kept {limit}")
+    yield Finding(Code.WAL_RETENTION, f"max_slot_wal_keep_size is {keep}: WAL is kept {limit}")
 
 
 def _of_room(server: Server, facts: SourceFacts, used_slots: int, senders: int, *, is_copy: bool) -> Iterator[Finding]:
@@ -326,15 +316,17 @@ def _of_room(server: Server, facts: SourceFacts, used_slots: int, senders: int, 
     needed = 1 if facts.slot is None or is_copy else 0
     if most - used_slots < needed:
         yield Finding(
-            code=Code.SLOTS_EXHAUSTED, found=f"all {most} of max_replication_slots are in use",
+            Code.SLOTS_EXHAUSTED,
+            f"all {most} of max_replication_slots are in use",
             fix=f"ALTER SYSTEM SET max_replication_slots = {most + 4};  -- then restart",
-        )  # fmt: skip
+        )
     most = server.number("max_wal_senders")
     if senders >= most:
         yield Finding(
-            code=Code.WAL_SENDERS_EXHAUSTED, found=f"all {most} of max_wal_senders are in use",
+            Code.WAL_SENDERS_EXHAUSTED,
+            f"all {most} of max_wal_senders are in use",
             fix=f"ALTER SYSTEM SET max_wal_senders = {most + 4};  -- then restart",
-        )  # fmt: skip
+        )
 
 
 def _of_slot(facts: SourceFacts, config: Config) -> Iterator[Finding]:
@@ -344,21 +336,18 @@ def _of_slot(facts: SourceFacts, config: Config) -> Iterator[Finding]:
     try:
         refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)
     except SourceRefused as error:
-        yield Finding(code=Code.SLOT_REFUSED, object=name, found=str(error), fix=error.hint)
+        yield Finding(Code.SLOT_REFUSED, str(error), name, error.hint)
         return
-    yield Finding(code=Code.SLOT_ADOPTED, object=name, found=f"slot {name!r} exists already")
+    yield Finding(Code.SLOT_ADOPTED, f"slot {name!r} exists already", name)
     if found.active_pid is not None:
-        yield Finding(
-            code=Code.SLOT_IN_USE, object=name,
-            found=f"slot {name!r} is read by process {found.active_pid} of the publisher",
-        )  # fmt: skip
+        yield Finding(Code.SLOT_IN_USE, f"slot {name!r} is read by process {found.active_pid} of the publisher", name)
 
 
 def _of_transactions(rows: Sequence[tuple[Any, ...]]) -> Iterator[Finding]:
     for what, who, fix, age_s in rows:
         if age_s is None or age_s < _OLD_TRANSACTION_S:
             continue
-        yield Finding(code=Code.OPEN_TRANSACTION, object=what, found=f"{what} ({who}) is {age_s:,.0f} s old", fix=fix)
+        yield Finding(Code.OPEN_TRANSACTION, f"{what} ({who}) is {age_s:,.0f} s old", what, fix)
 
 
 def publications_query(version_num: int) -> str:
@@ -373,23 +362,22 @@ def findings_of_publications(rows: Sequence[tuple[Any, ...]], config: Config) ->
         if name not in there:
             quoted_name = sql.Identifier(name).as_string(None)
             yield Finding(
-                code=Code.PUBLICATION_MISSING, object=quoted_name,
-                found=f"no publication {quoted_name} in this database; there is {few(list(there.values())) or 'none'}",
-                fix=f"CREATE PUBLICATION {quoted_name} FOR TABLE ...;",
-            )  # fmt: skip
+                Code.PUBLICATION_MISSING,
+                f"no publication {quoted_name} in this database; there is {few(list(there.values())) or 'none'}",
+                quoted_name,
+                f"CREATE PUBLICATION {quoted_name} FOR TABLE ...;",
+            )
     for name, *published, has_sequences in rows:
         if has_sequences and name in config.source.publications:
-            yield Finding(
-                code=Code.SEQUENCES_PUBLISHED, object=there[name],
-                found=f"publication {there[name]} publishes all sequences",
-            )  # fmt: skip
+            yield Finding(Code.SEQUENCES_PUBLISHED, f"publication {there[name]} publishes all sequences", there[name])
         left_out = [word for word, is_on in _operations(published) if not is_on]
         if left_out and name in config.source.publications:
             quoted_name = there[name]
             yield Finding(
-                code=Code.PUBLICATION_OPERATIONS, object=quoted_name,
-                found=f"publication {quoted_name} does not publish {', '.join(left_out)}",
-            )  # fmt: skip
+                Code.PUBLICATION_OPERATIONS,
+                f"publication {quoted_name} does not publish {', '.join(left_out)}",
+                quoted_name,
+            )
 
 
 def _operations(flags: Sequence[bool]) -> Iterator[tuple[str, bool]]:
@@ -401,15 +389,15 @@ def _of_queue(config: Config, *, is_published: bool) -> list[Finding]:
     if is_published == config.ddl.apply:
         return []
     found = "ddl.apply is on, and no publication has the table" if config.ddl.apply else "ddl.apply is off"
-    return [Finding(code=Code.DDL_QUEUE, object=".".join(QUEUE), found=f"{'.'.join(QUEUE)}: {found}")]
+    return [Finding(Code.DDL_QUEUE, f"{'.'.join(QUEUE)}: {found}", ".".join(QUEUE))]
 
 
 def _of_state(schema: str) -> Finding:
     name = sql.Identifier(schema).as_string(None)
     return Finding(
-        code=Code.STATE_PUBLISHED,
-        object=name,
-        found=f"schema {name} holds the progress of a parapply that applies, or applied, there, and is published",
+        Code.STATE_PUBLISHED,
+        f"schema {name} holds the progress of a parapply that applies, or applied, there, and is published",
+        name,
     )
 
 
@@ -445,16 +433,15 @@ def _of_filters(rows: Sequence[tuple[Any, ...]], identities: Sequence[Identity])
             outside = [name for name in read if name not in each.columns] if each.replica_identity != "f" else []
             if has_filter and outside:
                 yield Finding(
-                    code=Code.FILTER_OUTSIDE_IDENTITY, object=table,
-                    found=f"the row filter of {table} reads {_columns(outside)}",
-                    fix=f"ALTER TABLE {table} REPLICA IDENTITY FULL;",
-                )  # fmt: skip
+                    Code.FILTER_OUTSIDE_IDENTITY,
+                    f"the row filter of {table} reads {_columns(outside)}",
+                    table,
+                    f"ALTER TABLE {table} REPLICA IDENTITY FULL;",
+                )
             unsent = [name for name in each.columns if name not in listed] if has_list else []
             if unsent or (has_list and each.replica_identity == "f"):
                 told = f"leaves out {_columns(unsent)}" if unsent else "is not allowed with REPLICA IDENTITY FULL"
-                yield Finding(
-                    code=Code.COLUMNS_OUTSIDE_IDENTITY, object=table, found=f"the column list of {table} {told}"
-                )
+                yield Finding(Code.COLUMNS_OUTSIDE_IDENTITY, f"the column list of {table} {told}", table)
 
 
 def _columns(names: Sequence[str]) -> str:
@@ -486,6 +473,6 @@ def _of_others(
     for kind, names in by_kind.items():
         codes = {"sequence": Code.SEQUENCES, "table": Code.TABLE_UNPUBLISHED}
         plural = "s" if len(names) > 1 else ""
-        yield Finding(code=codes.get(kind, Code.NOT_REPLICATED), found=f"{len(names):,} {kind}{plural}: {few(names)}")
+        yield Finding(codes.get(kind, Code.NOT_REPLICATED), f"{len(names):,} {kind}{plural}: {few(names)}")
     if n_large:
-        yield Finding(code=Code.LARGE_OBJECTS, found=f"{n_large:,} large object" + ("s" if n_large > 1 else ""))
+        yield Finding(Code.LARGE_OBJECTS, f"{n_large:,} large object" + ("s" if n_large > 1 else ""))

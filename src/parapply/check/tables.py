@@ -55,11 +55,7 @@ _SIZED: Final = frozenset({"character varying", "character", "bit varying"})
 async def read_tables(
     conn: Connection, config: Config, source: SourceSide, options: CheckOptions, *, is_known: bool
 ) -> tuple[list[TablePlan], list[Finding]]:
-    """Plan every published table; `is_known`: the target's state knows the slot, so rows exist that were applied.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Plan every published table; `is_known`: the target's state knows the slot, so rows exist that were applied."""
     places = [config.mapping.target_of(relation.full_name) for relation in source.relations]
     names = list(dict.fromkeys(places))
     role = config.target.session_replication_role
@@ -77,10 +73,11 @@ async def read_tables(
         target = found.get(name)
         if target is None:
             if not options.brings_schema:
-                findings.append(_missing(name))
+                missing = f"{shown(*name)} is published but missing here"
+                findings.append(Finding(Code.TABLE_MISSING, missing, shown(*name)))
             continue
         if isinstance(target, TargetRefused):
-            findings.append(Finding(code=Code.TABLE_REFUSED, object=shown(*name), found=str(target)))
+            findings.append(Finding(Code.TABLE_REFUSED, str(target), shown(*name)))
             continue
         if name in denied:
             findings.append(_denied(name, denied[name], sql.Identifier(conn.info.user).as_string(None), privileges))
@@ -103,16 +100,12 @@ async def read_tables(
     return plans, findings
 
 
-def _missing(name: Name) -> Finding:
-    return Finding(code=Code.TABLE_MISSING, object=shown(*name), found=f"{shown(*name)} is published but missing here")
-
-
 def _denied(name: Name, error: TargetRefused, role: str, privileges: Sequence[str]) -> Finding:
     table, schema = shown(*name), sql.Identifier(name[0]).as_string(None)
     fix = f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT {', '.join(privileges)}, TRUNCATE ON {table} TO {role};"
     if "row-level security" in str(error):
         fix = f"ALTER ROLE {role} BYPASSRLS;"
-    return Finding(code=Code.TABLE_ACCESS, object=table, found=str(error), fix=fix)
+    return Finding(Code.TABLE_ACCESS, str(error), table, fix)
 
 
 async def _plan(conn: Connection, relation: Relation, target: TableFacts, config: Config) -> TablePlan | Finding:
@@ -124,7 +117,7 @@ async def _plan(conn: Connection, relation: Relation, target: TableFacts, config
             sent = {column.name for column in relation.columns} | constants.keys()
             facts.refuse_foreign_code(f"{target.schema}.{target.name}", target.foreign, sent)
         except TargetRefused as error:
-            return Finding(code=Code.OWNER_CODE, object=table, found=str(error))
+            return Finding(Code.OWNER_CODE, str(error), table)
 
     def matched(replacements: Mapping[str, Replacement]) -> TablePlan:
         return match.match(
@@ -136,49 +129,45 @@ async def _plan(conn: Connection, relation: Relation, target: TableFacts, config
     try:
         plan = matched({})
     except TargetRefused as error:
-        return Finding(code=Code.COLUMNS_REFUSED, object=table, found=str(error))
+        return Finding(Code.COLUMNS_REFUSED, str(error), table)
     texts = config.mapping.replaced_of(relation.full_name)
     try:
         judged = await expressions.judge(conn, relation, (target.schema, target.name), texts)
         return matched(judged) if judged else plan
     except TargetRefused as error:
-        return Finding(code=Code.REPLACE_REFUSED, object=table, found=str(error))
+        return Finding(Code.REPLACE_REFUSED, str(error), table)
 
 
 def _of_plan(plan: TablePlan, *, can_change: bool, is_replica: bool) -> Iterator[Finding]:
     """Yield findings where a table could be applied better.
 
-    Args:
-        plan: of the table.
-        can_change: updates or deletes can come; else how they would be applied does not matter.
-        is_replica: triggers and rules act only if they are enabled for the replica role, or always.
+    How updates and deletes would be applied matters where it `can_change`. If the role `is_replica`, triggers and rules
+    act only if they are enabled for it, or always.
     """
     table = shown(plan.facts.schema, plan.facts.name)
     for one in plan.replaced.values():
         reads = ", ".join([f'"{each.name}"' for each in one.inputs]) or "nothing"
         found = f'column "{one.name}" of {table} gets {one.sql}, which reads {reads} and is immutable'
-        yield Finding(code=Code.COLUMN_REPLACED, object=table, found=found)
+        yield Finding(Code.COLUMN_REPLACED, found, table)
     if plan.refusal and can_change:
-        yield Finding(code=Code.UPDATES_REFUSED, object=table, found=plan.refusal)
+        yield Finding(Code.UPDATES_REFUSED, plan.refusal, table)
     if plan.lane is Lane.SERIAL and not plan.reason.startswith("serial: the configuration"):
         ways = [f'[apply.tables."{plan.relation.qualified_name}"] parallel = "{how}"' for how in ("ordered", "always")]
         ways += _disable(table, plan.facts) if is_replica else []
-        yield Finding(code=Code.CODE_RUNS, object=table, found=f"{table}: {plan.reason}", fix="  -- or: ".join(ways))
+        yield Finding(Code.CODE_RUNS, f"{table}: {plan.reason}", table, "  -- or: ".join(ways))
     elif plan.is_full and can_change:
-        yield Finding(
-            code=Code.NO_KEY, object=table, found=f"{table}: {plan.reason}",
-            fix=f"ALTER TABLE {table} ADD PRIMARY KEY (...);",
-        )  # fmt: skip
+        yield Finding(Code.NO_KEY, f"{table}: {plan.reason}", table, f"ALTER TABLE {table} ADD PRIMARY KEY (...);")
     elif plan.lane is not Lane.SET or plan.is_table_exclusive:
-        yield Finding(code=Code.NOT_SET_BASED, object=table, found=f"{table}: {plan.reason}")
+        yield Finding(Code.NOT_SET_BASED, f"{table}: {plan.reason}", table)
     for column in plan.columns:
         if column.is_identity_always:
             quoted_column = sql.Identifier(column.name).as_string(None)
             yield Finding(
-                code=Code.IDENTITY_ALWAYS, object=table,
-                found=f"column {quoted_column} of {table} is GENERATED ALWAYS AS IDENTITY",
-                fix=f"ALTER TABLE {table} ALTER COLUMN {quoted_column} SET GENERATED BY DEFAULT;",
-            )  # fmt: skip
+                Code.IDENTITY_ALWAYS,
+                f"column {quoted_column} of {table} is GENERATED ALWAYS AS IDENTITY",
+                table,
+                f"ALTER TABLE {table} ALTER COLUMN {quoted_column} SET GENERATED BY DEFAULT;",
+            )
 
 
 def _disable(table: str, target: TableFacts) -> list[str]:
@@ -203,12 +192,7 @@ async def _of_rows(
 ) -> list[Finding]:
     code = Code.ROWS_EMPTIED if truncates else Code.ROWS_THERE
     return [
-        Finding(
-            code=code,
-            object=shown(*table.full_name),
-            found=f"{shown(*table.full_name)} holds rows already",
-            fix=_empties(table),
-        )
+        Finding(code, f"{shown(*table.full_name)} holds rows already", shown(*table.full_name), _empties(table))
         for table in await on_target.not_empty(conn, tables, config.target)
     ]
 
@@ -221,9 +205,11 @@ def findings_of_types(source: Mapping[str, UserType], target: Mapping[str, UserT
         if missing:
             labels = ", ".join(sql.Literal(label).as_string(None) for label in missing)
             yield Finding(
-                code=Code.ENUM_LABELS, object=name, found=f"enum {name} lacks {labels}",
-                fix=" ".join(f"ALTER TYPE {name} ADD VALUE {sql.Literal(one).as_string(None)};" for one in missing),
-            )  # fmt: skip
+                Code.ENUM_LABELS,
+                f"enum {name} lacks {labels}",
+                name,
+                " ".join(f"ALTER TYPE {name} ADD VALUE {sql.Literal(one).as_string(None)};" for one in missing),
+            )
 
 
 def findings_of_shape(
@@ -239,19 +225,19 @@ def findings_of_shape(
             yield from _of_column(table, place, alter, there, column)
             if column.is_not_null and not there.is_not_null and column.name not in facts.key_columns:
                 yield Finding(
-                    code=Code.NOT_NULL, object=table, found=f"{place} is NOT NULL on the target alone",
-                    fix=f"{alter} DROP NOT NULL;",
-                )  # fmt: skip
+                    Code.NOT_NULL, f"{place} is NOT NULL on the target alone", table, f"{alter} DROP NOT NULL;"
+                )
         elif column.is_not_null and not (column.is_filled or column.is_generated or column.name in sent):
             yield Finding(
-                code=Code.COLUMN_UNFILLED, object=table, fix=f"{alter} SET DEFAULT ...;",
-                found=f"{place} is NOT NULL, is not sent, and has no default",
-            )  # fmt: skip
+                Code.COLUMN_UNFILLED,
+                f"{place} is NOT NULL, is not sent, and has no default",
+                table,
+                f"{alter} SET DEFAULT ...;",
+            )
         elif there is not None and there.is_generated and not column.is_generated:
             yield Finding(
-                code=Code.GENERATED_ON_SOURCE, object=table,
-                found=f"{place} is generated on the publisher and an ordinary column here",
-            )  # fmt: skip
+                Code.GENERATED_ON_SOURCE, f"{place} is generated on the publisher and an ordinary column here", table
+            )
     yield from _of_rules(table, source, target, facts, constants=set(sent) - source.columns.keys())
 
 
@@ -259,15 +245,16 @@ def _of_column(table: str, place: str, alter: str, source: ColumnShape, target: 
     if source.type != target.type:
         code = Code.TYPE_WIDER if takes_all(source.type, target.type) else Code.TYPE_DIFFERS
         yield Finding(
-            code=code, object=table, found=f"{place} is {source.type} on the publisher and {target.type} here",
-            fix=f"{alter} TYPE {source.type};",
-        )  # fmt: skip
+            code,
+            f"{place} is {source.type} on the publisher and {target.type} here",
+            table,
+            f"{alter} TYPE {source.type};",
+        )
     if source.collation != target.collation and source.type == target.type:
         told = [each.collation or "the database's default" for each in (source, target)]
         yield Finding(
-            code=Code.COLLATION_DIFFERS, object=table,
-            found=f"{place} has the collation {told[0]} on the publisher and {told[1]} here",
-        )  # fmt: skip
+            Code.COLLATION_DIFFERS, f"{place} has the collation {told[0]} on the publisher and {told[1]} here", table
+        )
     if target.collation_version != target.actual_collation_version:
         yield Finding(
             code=Code.COLLATION_VERSION, object=table,
@@ -300,9 +287,8 @@ def _of_rules(
         name = constraint or rule.index
         drop = f"ALTER TABLE {table} DROP CONSTRAINT {constraint};" if constraint else f"DROP INDEX {rule.index};"
         yield Finding(
-            code=code, object=table, fix=drop,
-            found=f"{_KINDS[rule.kind]} {name} of {table} is on the target alone: {rule.definition}",
-        )  # fmt: skip
+            code, f"{_KINDS[rule.kind]} {name} of {table} is on the target alone: {rule.definition}", table, drop
+        )
 
 
 def takes_all(source: str, target: str) -> bool:

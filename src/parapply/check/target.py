@@ -94,10 +94,10 @@ def findings_of_target(target: TargetSide, config: Config, source: SourceSide) -
     if not target.may_set_role:
         findings.append(
             Finding(
-                code=Code.REPLICATION_ROLE,
-                object=role,
-                found=f"role {role} may not set session_replication_role",
-                fix=f"GRANT SET ON PARAMETER session_replication_role TO {role};",
+                Code.REPLICATION_ROLE,
+                f"role {role} may not set session_replication_role",
+                role,
+                f"GRANT SET ON PARAMETER session_replication_role TO {role};",
             )
         )
     findings += _of_state(config, server, target.state)
@@ -106,10 +106,10 @@ def findings_of_target(target: TargetSide, config: Config, source: SourceSide) -
         database = sql.Identifier(server.database).as_string(None)
         findings.append(
             Finding(
-                code=Code.HEAL_TEMPORARY,
-                object=role,
-                found=f"role {role} may not make temporary tables",
-                fix=f"GRANT TEMPORARY ON DATABASE {database} TO {role};",
+                Code.HEAL_TEMPORARY,
+                f"role {role} may not make temporary tables",
+                role,
+                f"GRANT TEMPORARY ON DATABASE {database} TO {role};",
             )
         )
     findings += _of_room(config, server)
@@ -128,9 +128,9 @@ def _of_session(target: TargetSide) -> Iterator[Finding]:
             f" ({target.announced_pid}): a connection pooler is between",
         )
     if server.is_in_recovery:
-        yield Finding(code=Code.TARGET_READ_ONLY, found="the target is a standby (in recovery)")
+        yield Finding(Code.TARGET_READ_ONLY, "the target is a standby (in recovery)")
     if not server.is_tested:
-        yield Finding(code=Code.TARGET_VERSION, found=f"the target is PostgreSQL {server.version}")
+        yield Finding(Code.TARGET_VERSION, f"the target is PostgreSQL {server.version}")
 
 
 def _of_state(config: Config, server: Server, state: Sequence[tuple[bool, bool]]) -> Iterator[Finding]:
@@ -139,14 +139,18 @@ def _of_state(config: Config, server: Server, state: Sequence[tuple[bool, bool]]
     if not state and not server.may_create_schema:
         database = sql.Identifier(server.database).as_string(None)
         yield Finding(
-            code=Code.STATE_SCHEMA, object=role, found=f"role {role} may not create schema {schema} in the database",
-            fix=f"GRANT CREATE ON DATABASE {database} TO {role};",
-        )  # fmt: skip
+            Code.STATE_SCHEMA,
+            f"role {role} may not create schema {schema} in the database",
+            role,
+            f"GRANT CREATE ON DATABASE {database} TO {role};",
+        )
     elif state and state[0] == (False, False):
         yield Finding(
-            code=Code.STATE_SCHEMA, object=schema, found=f"role {role} may not create tables in schema {schema}",
-            fix=f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {role};",
-        )  # fmt: skip
+            Code.STATE_SCHEMA,
+            f"role {role} may not create tables in schema {schema}",
+            schema,
+            f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {role};",
+        )
 
 
 def _of_two_phase(config: Config, source: Server, target: TargetSide) -> Iterator[Finding]:
@@ -155,10 +159,10 @@ def _of_two_phase(config: Config, source: Server, target: TargetSide) -> Iterato
     most, here = (server.number("max_prepared_transactions") for server in (source, target.server))
     fix = f"ALTER SYSTEM SET max_prepared_transactions = {max(most, 1)};  -- then restart"
     if target.two_phase_error:
-        yield Finding(code=Code.TWO_PHASE, found=target.two_phase_error, fix=fix)
+        yield Finding(Code.TWO_PHASE, target.two_phase_error, fix=fix)
     elif here < most:
         found = f"max_prepared_transactions is {here} here and {most} on the publisher"
-        yield Finding(code=Code.TWO_PHASE_FEWER, found=found, fix=fix)
+        yield Finding(Code.TWO_PHASE_FEWER, found, fix=fix)
 
 
 def _of_room(config: Config, server: Server) -> Iterator[Finding]:
@@ -179,16 +183,18 @@ def _of_origins(config: Config, server: Server, n_origins: int, *, may_make_orig
     needing = Rules(config.conflict).needing()
     if needing and server.settings.get("track_commit_timestamp") != "on":
         yield Finding(
-            code=Code.COMMIT_TIMESTAMPS, found=f"{needing} needs commit timestamps, and track_commit_timestamp is off",
+            Code.COMMIT_TIMESTAMPS,
+            f"{needing} needs commit timestamps, and track_commit_timestamp is off",
             fix="ALTER SYSTEM SET track_commit_timestamp = on;  -- then restart",
-        )  # fmt: skip
+        )
     if not may_make_origins:
         functions = ", ".join(f"pg_catalog.{name}" for name in origins.FUNCTIONS)
         yield Finding(
-            code=Code.ORIGINS_NEEDED if needing else Code.ORIGINS_MISSING, object=role,
-            found=f"role {role} may not set up replication origins" + (f", which {needing} needs" if needing else ""),
-            fix=f"GRANT EXECUTE ON FUNCTION {functions} TO {role};",
-        )  # fmt: skip
+            Code.ORIGINS_NEEDED if needing else Code.ORIGINS_MISSING,
+            f"role {role} may not set up replication origins" + (f", which {needing} needs" if needing else ""),
+            role,
+            f"GRANT EXECUTE ON FUNCTION {functions} TO {role};",
+        )
     name = "max_active_replication_origins"
     name = name if name in server.settings else "max_replication_slots"
     most, needed = server.number(name), 1 if server.version_num >= SHARED_ORIGINS_SINCE else config.apply.first_workers
@@ -227,7 +233,7 @@ def _of_locale(source: Server, target: Server) -> Iterator[Finding]:
     ]
     differing = [f"{name} {here} there, {there} here" for name, here, there in pairs if here != there]
     if differing:
-        yield Finding(code=Code.LOCALE, found=f"the databases differ: {'; '.join(differing)}")
+        yield Finding(Code.LOCALE, f"the databases differ: {'; '.join(differing)}")
 
 
 def _of_extensions(source: SourceSide, extensions: dict[str, str]) -> Iterator[Finding]:
@@ -242,14 +248,17 @@ def _of_extensions(source: SourceSide, extensions: dict[str, str]) -> Iterator[F
         here = extensions.get(name)
         if here is None:
             yield Finding(
-                code=Code.EXTENSION_MISSING, object=quoted, found=f"extension {quoted} is missing ({few(types)})",
-                fix=f"CREATE EXTENSION {quoted};",
-            )  # fmt: skip
+                Code.EXTENSION_MISSING,
+                f"extension {quoted} is missing ({few(types)})",
+                quoted,
+                f"CREATE EXTENSION {quoted};",
+            )
         elif here != versions[name]:
             yield Finding(
-                code=Code.EXTENSION_VERSION, object=quoted,
-                found=f"extension {quoted} has version {versions[name]} on the publisher and {here} here",
-            )  # fmt: skip
+                Code.EXTENSION_VERSION,
+                f"extension {quoted} has version {versions[name]} on the publisher and {here} here",
+                quoted,
+            )
 
 
 def findings_of_machine(config: Config) -> Iterator[Finding]:
@@ -258,7 +267,7 @@ def findings_of_machine(config: Config) -> Iterator[Finding]:
     # The daemon makes the directory, so the nearest existing one decides.
     there = next(path for path in (wanted.absolute(), *wanted.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        yield Finding(code=Code.SPILL_DIR, object=str(wanted), found=f"nothing can be written in {there}")
+        yield Finding(Code.SPILL_DIR, f"nothing can be written in {there}", str(wanted))
         return
     free_bytes = shutil.disk_usage(there).free
     if free_bytes < config.apply.spill_limit_bytes:

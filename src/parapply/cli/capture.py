@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parapply.cli.options import Lsn, load, taken
+from parapply.cli.options import Lsn, load, path_option, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ Examples:
   PARAPPLY_REDACT_KEY=$(cat key) parapply capture day --config app.toml --redact
 Without --kept-slot the slot is temporary, and the capture ends with the command. With it the same command goes on where
 it was, and the publisher keeps its WAL until then: drop the slot when it is no longer needed.
-Exit 1: --max-bytes is reached.""",
+Exit 1: --max-bytes is reached."""
 )
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--source", metavar="DSN", help="Publisher: connection string or URI.")
@@ -77,7 +77,7 @@ Examples:
   parapply replay day --config scratch.toml --run apply.workers=4 --run apply.workers=16 --predict log --plot day.svg
   parapply replay day --config scratch.toml --run apply.workers=4 --predict log --learn-changes 1000000
 The database must be empty, or one of an earlier replay. Ctrl-C stops; the same command goes on, and runs that are done
-are not repeated without --again. Exit 1: a run failed, or tables differ between runs.""",
+are not repeated without --again. Exit 1: a run failed, or tables differ between runs."""
 )
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--target", metavar="DSN", help="Scratch database: connection string or URI.")
@@ -120,11 +120,8 @@ are not repeated without --again. Exit 1: a run failed, or tables differ between
     metavar="N",
     help="With --predict: apply the first N changes only, and predict all groups for the whole capture.",
 )
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Draw how late each run and prediction is over the day, as .svg or .png.",
+@path_option(
+    "--plot", "plot", "FILE", "Draw how late each run and prediction is over the day, as .svg or .png.", dir_okay=False
 )
 @click.option(
     "--despite-torn", "is_despite_torn", is_flag=True, help="Apply everything before the place where a file is torn."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parapply.cli.options import Lsn, connection_options, load, taken, together
+from parapply.cli.options import Lsn, connection_options, load, seconds, taken, together
 from parapply.vocabulary import ConflictOutcome, ConflictType
 
 if TYPE_CHECKING:
@@ -158,15 +158,7 @@ left out, and kept: `parapply conflicts list --lsn 16/B374D848`, `parapply confl
 @connection_options
 @click.option("--lsn", type=Lsn(), metavar="END_LSN", required=True, help="Where the transaction ends.")
 @click.option("--cancel", is_flag=True, help="Take the request back, if it was not carried out yet.")
-@click.option(
-    "--wait",
-    "wait_s",
-    type=click.FloatRange(min=0),
-    default=_WAIT_S,
-    show_default=True,
-    metavar="S",
-    help="How long to wait for a running daemon to have skipped it.",
-)
+@seconds("--wait", "wait_s", "How long to wait for a running daemon to have skipped it.", default=_WAIT_S)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for programs.")
 def skip(*, lsn: int, cancel: bool, wait_s: float, as_json: bool, **options: Any) -> None:
     """Skip exactly one transaction, by its end LSN; refused once it has been applied."""

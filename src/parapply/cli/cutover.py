@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from parapply.cli.options import connection_options, taken
+from parapply.cli.options import connection_options, path_option, repeated, switched_off, taken
 from parapply.cli.several import Result, Several, configs, several_options, worst
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from parapply.config import Config
     from parapply.cutover.look import CutoverOptions
 
@@ -33,17 +34,11 @@ Examples:
 The daemon runs. Writers are kept from the source, the target gets all that they have committed, and is compared; then
 the target takes the writes, and the source follows it with the daemon of --reverse. After a kill, or a refusal in the
 middle, the same command goes on, or --undo takes it back. Of several databases all take over, or none. Exit 1: not in
-time, a table differs, or a write came after the fence.""",
+time, a table differs, or a write came after the fence."""
 )
 @connection_options
 @several_options
-@click.option(
-    "--reverse",
-    "reverse_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Configuration of the way back: from the target to the source.",
-)
+@path_option("--reverse", "reverse_path", "FILE", "Configuration of the way back: from the target to the source.")
 @click.option("--back", "is_back", is_flag=True, help="The other way round: the stream of --reverse runs, and ends.")
 @click.option("--undo", "is_undo", is_flag=True, help="Take back a cut-over that has not let writers in.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only look, and show the steps.")
@@ -55,9 +50,7 @@ time, a table differs, or a write came after the fence.""",
     show_default=True,
     help="Compare both sides: sampled before the fence, and what fits into a second after it; whole: after it.",
 )
-@click.option(
-    "--keep-role", "keep_roles", metavar="ROLE", multiple=True, help="Leave its sessions on the source; repeatable."
-)
+@repeated("--keep-role", "keep_roles", "ROLE", "Leave its sessions on the source; repeatable.")
 @click.option(
     "--fence-command",
     metavar="COMMAND",
@@ -73,9 +66,7 @@ time, a table differs, or a write came after the fence.""",
     metavar="S",
     help="Limit from the fence until the target has everything; then all is taken back.",
 )
-@click.option(
-    "--no-sequences", "with_sequences", flag_value=False, default=True, help="Leave the sequences as they are."
-)
+@switched_off("--no-sequences", "with_sequences", "Leave the sequences as they are.")
 @click.option(
     "--pooler",
     "poolers",
@@ -83,9 +74,7 @@ time, a table differs, or a write came after the fence.""",
     multiple=True,
     help="Console of a PgBouncer, paused from before the fence until the target takes over; repeatable.",
 )
-@click.option(
-    "--pooler-database", "pooler_databases", metavar="NAME", multiple=True, help="As clients name it there; repeatable."
-)
+@repeated("--pooler-database", "pooler_databases", "NAME", "As clients name it there; repeatable.")
 @click.option(
     "--pooler-config",
     "pooler_files",

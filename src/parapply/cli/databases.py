@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parapply.cli.options import connection_options, taken
+from parapply.cli.options import connection_options, seconds, taken
 from parapply.cli.several import Result, Several, configs, several_options
 from parapply.vocabulary import Provider
 
@@ -30,7 +30,7 @@ Examples:
   parapply check --config app.toml --copy --schema
   parapply check --config app.toml --copy --provider rds --target-provider azure
   parapply check --config app.toml --json | jq -r '.findings[] | select(.severity == "refused") | .fix'
-It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 3 or 4: `init` would refuse, and end so.""",
+It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 3 or 4: `init` would refuse, and end so."""
 )
 @connection_options
 @several_options
@@ -73,7 +73,7 @@ Examples:
   parapply status --config app.toml --watch
   parapply status --config app.toml --json | jq .lag_bytes
   parapply status --config app.toml --json --watch | jq --unbuffered .lag_s
-  parapply status --json-schema""",
+  parapply status --json-schema"""
 )
 @connection_options
 @several_options
@@ -110,7 +110,7 @@ Examples:
   parapply verify --config app.toml
   parapply verify --config app.toml --table public.orders --statements
   parapply verify --config app.toml --json | jq '.tables[] | select(.is_equal | not)'
-Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in use.""",
+Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in use."""
 )
 @connection_options
 @several_options
@@ -126,15 +126,7 @@ Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in u
     metavar="N",
     help="Compare N ranges of about 10,000 rows of each large table, others each time.  [default: all]",
 )
-@click.option(
-    "--max-pause",
-    "max_pause_s",
-    type=click.FloatRange(min=0.1),
-    default=10,
-    show_default=True,
-    metavar="S",
-    help="Longest pause of the daemon for the source's snapshot.",
-)
+@seconds("--max-pause", "max_pause_s", "Longest pause of the daemon for the source's snapshot.", default=10, least=0.1)
 @click.option("--statements", "prints_statements", is_flag=True, help="Print SQL that would repair the target.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
 def verify(**options: Any) -> int:
@@ -160,7 +152,7 @@ def verify(**options: Any) -> int:
 Examples:
   parapply drop --config app.toml
   parapply drop --config app.toml --yes
-  parapply drop --config fleet.toml --exclude-databases billing""",
+  parapply drop --config fleet.toml --exclude-databases billing"""
 )
 @connection_options
 @several_options

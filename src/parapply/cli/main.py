@@ -20,7 +20,17 @@ import click
 
 import parapply
 from parapply import driver_versions, failpoints
-from parapply.cli.options import Lsn, UntilType, connection_options, copy_options, light_start, load, load_all, taken
+from parapply.cli.options import (
+    Lsn,
+    UntilType,
+    connection_options,
+    copy_options,
+    light_start,
+    load,
+    load_all,
+    seconds,
+    taken,
+)
 from parapply.errors import ParapplyError
 
 if TYPE_CHECKING:
@@ -36,25 +46,18 @@ _INTERRUPTED = 130
 _UNWRITTEN: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 #: Commands that are imported when they are asked for, with the place of each: bench's options and workloads alone are
 #: 4 ms of every other command's start.
-_LATER = {
-    "check": ("parapply.cli.databases", "check"),
-    "drop": ("parapply.cli.databases", "drop"),
-    "status": ("parapply.cli.databases", "status"),
-    "verify": ("parapply.cli.databases", "verify"),
-    "bench": ("parapply.cli.bench", "bench"),
-    "capture": ("parapply.cli.capture", "capture"),
-    "conflicts": ("parapply.cli.conflicts", "conflicts"),
-    "cutover": ("parapply.cli.cutover", "cutover"),
-    "heal": ("parapply.cli.rows", "heal"),
-    "migrate": ("parapply.cli.migrate", "migrate"),
-    "seed": ("parapply.cli.rows", "seed"),
-    "skip": ("parapply.cli.conflicts", "skip"),
-    "pause": ("parapply.cli.rows", "pause"),
-    "replay": ("parapply.cli.capture", "replay"),
-    "resume": ("parapply.cli.rows", "resume"),
-    "top": ("parapply.cli.top", "top"),
-    "report": ("parapply.analysis.command", "report"),
+_PLACES = {
+    "parapply.cli.databases": ("check", "drop", "status", "verify"),
+    "parapply.cli.bench": ("bench",),
+    "parapply.cli.capture": ("capture", "replay"),
+    "parapply.cli.conflicts": ("conflicts", "skip"),
+    "parapply.cli.cutover": ("cutover",),
+    "parapply.cli.rows": ("heal", "seed", "pause", "resume"),
+    "parapply.cli.migrate": ("migrate",),
+    "parapply.cli.top": ("top",),
+    "parapply.analysis.command": ("report",),
 }
+_LATER = {name: place for place, names in _PLACES.items() for name in names}
 #: Digits of the digest that are shown: enough for all commits of a project.
 _DIGITS: Final = 12
 
@@ -97,8 +100,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _LATER:
             return super().get_command(ctx, cmd_name)
-        module, name = _LATER[cmd_name]
-        found: click.Command = getattr(importlib.import_module(module), name)
+        found: click.Command = getattr(importlib.import_module(_LATER[cmd_name]), cmd_name)
         return found
 
 
@@ -134,7 +136,7 @@ Examples:
 It looks first as `parapply check` does: what would be refused stops it before anything is made.
 A copy that was interrupted goes on with the same command.
 Passwords are better in PARAPPLY_SOURCE__DSN and PARAPPLY_TARGET__DSN, in a file that PARAPPLY_SOURCE__DSN_FILE
-names, or in ~/.pgpass, than in a flag.""",
+names, or in ~/.pgpass, than in a flag."""
 )
 @connection_options
 @click.option("--copy", "is_copy", is_flag=True, help="Also copy the rows of all published tables.")
@@ -180,7 +182,7 @@ Examples:
   psql "$SOURCE" -c 'ALTER PUBLICATION app ADD TABLE orders'
   parapply refresh --config app.toml
   parapply refresh --config app.toml --table public.orders --truncate
-The daemon may run at the same time.""",
+The daemon may run at the same time."""
 )
 @connection_options
 @click.option("--table", "tables", metavar="SCHEMA.TABLE", multiple=True, help="Copy just this one; repeatable.")
@@ -203,7 +205,7 @@ Examples:
   parapply run --config app.toml --until 16/B374D848
   parapply run --config app.toml --set apply.delay_s=0 --until '2026-11-23 14:05:00+00'
 With a time it ends before the first transaction, in commit order, that committed later; commit times are by
-the publisher's clock. A time that the target has passed is refused.""",
+the publisher's clock. A time that the target has passed is refused."""
 )
 @connection_options
 @click.option("--until", type=UntilType(), metavar="LSN|TIME", help="Stop once all up to there is durable.")
@@ -248,18 +250,11 @@ async def _heal_lost(config: Config) -> tuple[int, int] | None:
     epilog="""\b
 Examples:
   lsn=$(psql "$SOURCE" -Atc 'SELECT pg_current_wal_insert_lsn()')
-  parapply wait --config app.toml --lsn "$lsn" --timeout 30""",
+  parapply wait --config app.toml --lsn "$lsn" --timeout 30"""
 )
 @connection_options
 @click.option("--lsn", type=Lsn(), metavar="LSN", required=True, help="Return when the target shows all up to it.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0),
-    default=math.inf,
-    metavar="S",
-    help="Give up after S seconds with exit 1; without it, wait for ever.",
-)
+@seconds("--timeout", "timeout_s", "Give up after S seconds with exit 1; without it, wait for ever.", default=math.inf)
 def wait(*, lsn: int, timeout_s: float, **options: Any) -> None:
     """Read your writes: wait until the target has everything up to an LSN."""
     config = load(options, "source.dsn", "source.publications")
@@ -276,7 +271,7 @@ Examples:
   parapply snapshot --config app.toml --lsn 16/B374D848
   parapply snapshot --config orders.toml --with customers.toml --json
 The daemons must run. Several targets of one publisher are cut at the same LSN. Without a command the snapshots are
-kept until Ctrl-C; a command finds them in PARAPPLY_SNAPSHOT and PARAPPLY_LSN (_2, _3 ... for the others).""",
+kept until Ctrl-C; a command finds them in PARAPPLY_SNAPSHOT and PARAPPLY_LSN (_2, _3 ... for the others)."""
 )
 @connection_options
 @click.option("--lsn", type=Lsn(), metavar="LSN", help="LSN of the publisher; by default the earliest possible.")
@@ -288,9 +283,7 @@ kept until Ctrl-C; a command finds them in PARAPPLY_SNAPSHOT and PARAPPLY_LSN (_
     type=click.Path(path_type=Path),
     help="Configuration of another target of the same publisher; repeatable.",
 )
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), default=60, show_default=True, metavar="S", help="Give up."
-)
+@seconds("--timeout", "timeout_s", "Give up.", default=60)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def snapshot(
@@ -320,7 +313,7 @@ Examples:
   parapply sequences --config app.toml --dry-run
   parapply sequences --config app.toml --ahead 10000
 At a cut-over: stop the writers, `parapply wait` for the source's last LSN, then this. It may be run earlier, with
---ahead, and again. Exit 1: a sequence is missing on the target or could not be set.""",
+--ahead, and again. Exit 1: a sequence is missing on the target or could not be set."""
 )
 @connection_options
 @click.option(
@@ -343,7 +336,7 @@ def sequences(*, as_json: bool, **options: Any) -> int:
 Examples:
   parapply demo
   parapply demo --duration-s 60 --clients 8
-  parapply demo --keep""",
+  parapply demo --keep"""
 )
 @click.option("--duration-s", type=click.IntRange(min=1), default=15, show_default=True, help="Length of the load.")
 @click.option("--clients", type=click.IntRange(min=1), default=4, show_default=True, help="pgbench clients.")
@@ -370,7 +363,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
     except OSError as error:
-        if not _is_unwritten(error):
+        # Of an open output, and not of a file by its name.
+        if error.errno not in _UNWRITTEN or error.filename is not None:
             raise
         return _give_up_output(error)
     return code if isinstance(code, int) else 0
@@ -387,11 +381,6 @@ def _report(error: ParapplyError) -> int:
         text = f"parapply: {redact_text(line)}"
         click.echo(prioritized(text.encode(), "error") if is_journal(sys.stderr) else text, err=True)
     return error.exit_code
-
-
-def _is_unwritten(error: OSError) -> bool:
-    """Return whether an error comes from an open output, and not from a file by its name."""
-    return error.errno in _UNWRITTEN and error.filename is None
 
 
 def _give_up_output(error: OSError) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from parapply.cli.options import connection_options, light_start, taken
+from parapply.cli.options import connection_options, light_start, path_option, seconds, switched_off, taken
 from parapply.cli.several import Result, Several, configs, several_options, worst
 from parapply.printable import printable
 from parapply.vocabulary import MigrationStep
@@ -63,17 +63,9 @@ _OUTSIDE = click.Choice(["refuse", "copy", "skip"])
 @click.option("--include", metavar="PATTERN", multiple=True, help="Only tables like schema.table; * and ?; repeatable.")
 @click.option("--exclude", metavar="PATTERN", multiple=True, help="No tables like schema.table; repeatable.")
 @click.option("--roles", "has_roles", is_flag=True, help="Make roles that the target does not have.")
-@click.option(
-    "--no-owner", "has_owners", flag_value=False, default=True, help="The target's role owns all; else owners are kept."
-)
+@switched_off("--no-owner", "has_owners", "The target's role owns all; else owners are kept.")
 @click.option("--no-privileges", "has_privileges", flag_value=False, default=True, help="Bring no GRANT over.")
-@click.option(
-    "--no-tablespaces",
-    "has_tablespaces",
-    flag_value=False,
-    default=True,
-    help="All in the target's default tablespace.",
-)
+@switched_off("--no-tablespaces", "has_tablespaces", "All in the target's default tablespace.")
 @click.option("--large-objects", type=_OUTSIDE, default="refuse", show_default=True, help="No stream brings them.")
 @click.option(
     "--unlogged", type=_OUTSIDE, default="refuse", show_default=True, help="Rows of unlogged tables: the same."
@@ -95,34 +87,12 @@ _OUTSIDE = click.Choice(["refuse", "copy", "skip"])
     "--from", "first", type=_STEPS, metavar="STEP", help="Run this step and all after it, though they are done."
 )
 @click.option("--to", "last", type=_STEPS, metavar="STEP", help="End after this step.")
-@click.option(
-    "--max-lag",
-    "max_lag_s",
-    type=click.FloatRange(min=0),
-    default=1,
-    show_default=True,
-    metavar="S",
-    help="Lag that is small.",
+@seconds("--max-lag", "max_lag_s", "Lag that is small.", default=1)
+@switched_off("--no-wait", "is_waiting", "End as soon as the lag is small; the daemon continues.")
+@path_option(
+    "--daemon-log", "daemon_log", "FILE", "Log of the daemon; of several databases a folder.  [default: SLOT.log]"
 )
-@click.option(
-    "--no-wait",
-    "is_waiting",
-    flag_value=False,
-    default=True,
-    help="End as soon as the lag is small; the daemon continues.",
-)
-@click.option(
-    "--daemon-log",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Log of the daemon; of several databases a folder.  [default: SLOT.log]",
-)
-@click.option(
-    "--run-config",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Of several: write the file by which `parapply run` follows them.",
-)
+@path_option("--run-config", "run_config", "FILE", "Of several: write the file by which `parapply run` follows them.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Of several: only name what would be done.")
 @click.option("--show", "is_show", is_flag=True, help="Only print how far each step is.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON document a line for programs.")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 _Struct = TypeVar("_Struct")
+_Decorator: TypeAlias = "Callable[[Callable[..., Any]], Callable[..., Any]]"
 
 
 def together(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
@@ -39,6 +41,28 @@ def taken(kind: type[_Struct], options: Mapping[str, Any], **more: Any) -> _Stru
     fields = getattr(kind, "__struct_fields__", ()) or getattr(kind, "_fields", ())
     given = {name: options[name] for name in fields if options.get(name) is not None}
     return kind(**{**given, **more})
+
+
+def seconds(name: str, field: str, text: str, *, default: float | None = None, least: float = 0) -> _Decorator:
+    """Return an option of seconds; a default is shown unless it is for ever."""
+    is_shown = default is not None and default < math.inf
+    kind = click.FloatRange(min=least)
+    return click.option(name, field, type=kind, default=default, show_default=is_shown, metavar="S", help=text)
+
+
+def path_option(name: str, field: str, metavar: str, text: str, **of_path: Any) -> _Decorator:
+    """Return an option that names a file or folder; more arguments are of click's type."""
+    return click.option(name, field, metavar=metavar, type=click.Path(path_type=Path, **of_path), help=text)
+
+
+def repeated(name: str, field: str, metavar: str, text: str) -> _Decorator:
+    """Return an option that may be given several times."""
+    return click.option(name, field, metavar=metavar, multiple=True, help=text)
+
+
+def switched_off(name: str, field: str, text: str) -> _Decorator:
+    """Return a flag that makes true false."""
+    return click.option(name, field, flag_value=False, default=True, help=text)
 
 
 class Lsn(click.ParamType[int]):
@@ -111,10 +135,7 @@ copy_options = together(
     ),
     click.option("--truncate", "truncates", is_flag=True, help="Empty tables that hold rows before the copy."),
     click.option(
-        "--defer-indexes",
-        "defers_indexes",
-        is_flag=True,
-        help="Drop indexes without a constraint, make them after.",
+        "--defer-indexes", "defers_indexes", is_flag=True, help="Drop indexes without a constraint, make them after."
     ),
 )
 

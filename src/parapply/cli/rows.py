@@ -26,7 +26,7 @@ Examples:
   parapply heal --config app.toml
   parapply heal --config app.toml --max-rows 20000000 --whole public.events
 For a slot that was dropped or invalidated, or that a failover left behind. The daemon must be stopped. Exit 1 with
---dry-run: something differs. Killed anywhere, the same command goes on.""",
+--dry-run: something differs. Killed anywhere, the same command goes on."""
 )
 @connection_options
 @click.option("--dry-run", "is_dry", is_flag=True, help="Compare, and show what would be copied; change nothing.")
@@ -64,7 +64,7 @@ Examples:
   parapply seed --config app.toml --clean slots --clean subscriptions
 First --prepare. Then make the copy (a standby, a restored backup, cloned files with standby.signal) and promote it.
 Then the same command without --prepare finds the LSN at which its recovery ended, and `parapply run` goes on there.
-Killed anywhere, the same command goes on.""",
+Killed anywhere, the same command goes on."""
 )
 @connection_options
 @click.option("--prepare", "is_preparing", is_flag=True, help="Make publication and slot, before the copy is made.")

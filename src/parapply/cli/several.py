@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from parapply.cli.options import flags_of, together
+from parapply.cli.options import flags_of, repeated, together
 from parapply.errors import ConfigError, ParapplyError
 from parapply.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from parapply.config import Config
     from parapply.login import Login
@@ -113,30 +113,18 @@ def worst(found: dict[str, Result]) -> int:
 #: Options that choose several databases.
 several_options = together(
     click.option(
-        "--all-databases",
-        "is_all",
-        is_flag=True,
-        help="Each database of the publisher's server; DSNs are templates.",
+        "--all-databases", "is_all", is_flag=True, help="Each database of the publisher's server; DSNs are templates."
     ),
-    click.option(
-        "--include-databases", "included", metavar="NAME", multiple=True, help="Just this one of them; repeatable."
-    ),
-    click.option(
-        "--exclude-databases", "excluded", metavar="NAME", multiple=True, help="All but this one; repeatable."
-    ),
+    repeated("--include-databases", "included", "NAME", "Just this one of them; repeatable."),
+    repeated("--exclude-databases", "excluded", "NAME", "All but this one; repeatable."),
 )
 
 
 def configs(options: dict[str, Any], *not_needed: str) -> Config | Several:
     """Return the configuration of the one database, or of each of several, that a command is about.
 
-    Args:
-        options: of the command; its options about several databases are taken out.
-        not_needed: keys that the command can do without.
-
-    Raises:
-        ConfigError: the configuration is wrong, or a name belongs to no database.
-        SourceLost, SourceRefused: the publisher does not say which databases it has.
+    Options about several databases are taken out of the command's. Raise ConfigError if the configuration is wrong, or
+    a name belongs to no database.
     """
     is_all, included, excluded = (options.pop(key) for key in ("is_all", "included", "excluded"))
     is_asked = is_all or bool(included or excluded)
@@ -161,7 +149,7 @@ def configs(options: dict[str, Any], *not_needed: str) -> Config | Several:
         return one_of(fleet, options["database"])
     names = [one.name for one in fleet.databases]
     _check_named((*included, *excluded), names, left_out)
-    chosen = _chosen(names, included, excluded)
+    chosen = [name for name in names if (not included or name in included) and name not in excluded]
     if not chosen:
         raise ConfigError("no database is left", hint="exclude fewer of them")
     return Several({name: one_of(fleet, name) for name in chosen}, left_out, is_of_file)
@@ -186,10 +174,6 @@ async def _databases(login: Login) -> tuple[list[str], dict[str, str]]:
         if is_template or not allows
     }
     return [name for name, *_ in found if name not in left_out], left_out
-
-
-def _chosen(names: Iterable[str], included: Collection[str], excluded: Collection[str]) -> list[str]:
-    return [name for name in names if (not included or name in included) and name not in excluded]
 
 
 def _check_named(given: Sequence[str], names: Collection[str], left_out: dict[str, str]) -> None:

@@ -47,12 +47,7 @@ async def _opened(config: Config, command: str) -> AsyncIterator[tuple[Connectio
 
 
 async def list_conflicts(config: Config, wanted: Filter, *, as_json: bool) -> None:
-    """Print conflicts without their rows.
-
-    Raises:
-        ConfigError: a filter cannot be read.
-        TargetRefused, TargetLost: as everywhere.
-    """
+    """Print conflicts without their rows; raise ConfigError if a filter cannot be read."""
     found = await _read(config, wanted)
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -132,9 +127,7 @@ def _check_found(found: list[dict[str, Any]], wanted: Filter) -> None:
 async def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assume_yes: bool, as_json: bool) -> None:
     """Show what applying kept changes would do, ask, and do it in one transaction.
 
-    Raises:
-        ConfigError: a filter cannot be read.
-        TargetRefused: one of them cannot be applied, and so none was.
+    Raise ConfigError if a filter cannot be read; TargetRefused if one of them cannot be applied, and so none was.
     """
     schema = config.target.state_schema
     async with _opened(config, "conflicts") as (conn, slot_id):
@@ -192,11 +185,7 @@ async def skip(config: Config, lsn: int, wait_s: float, *, as_json: bool) -> Non
 
 
 async def cancel_skip(config: Config, lsn: int, *, as_json: bool) -> None:
-    """Take back a request that was not carried out.
-
-    Raises:
-        TargetRefused, TargetLost: as everywhere.
-    """
+    """Take back a request that was not carried out."""
     async with _opened(config, "skip") as (conn, slot_id):
         was_open = await asking.take_back(conn, config.target.state_schema, slot_id, lsn)
     if as_json:

@@ -43,9 +43,7 @@ _READER_ENDS_S = 5.0
 async def new_slot(source: slot.Connection, name: str) -> AsyncIterator[None]:
     """Drop a slot that was made just now if the state that would name it is refused: it would keep the publisher's WAL.
 
-    Args:
-        source: plain session on the publisher.
-        name: of the slot; empty if it existed before, so it stays.
+    The name is empty if it existed before, so that it stays.
     """
     try:
         yield
@@ -61,9 +59,7 @@ async def new_slot(source: slot.Connection, name: str) -> AsyncIterator[None]:
 def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command line passes it by position
     """Remove the slot and its state, and the state schema when no slot is left in it; ask first.
 
-    Raises:
-        SlotBusy: a process reads the slot.
-        LeaseHeld: a daemon runs.
+    Raise SlotBusy if a process reads the slot, LeaseHeld if a daemon runs.
     """
     asyncio.run(drop_one(config, assume_yes=assume_yes))
 

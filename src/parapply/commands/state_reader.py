@@ -113,7 +113,6 @@ class StateReader:
 
         Raises:
             TargetRefused: the target knows nothing of the slot.
-            TargetLost: the target cannot be reached.
         """
         try:
             report = await self._read_target()

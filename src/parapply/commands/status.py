@@ -56,7 +56,8 @@ async def _once(config: Config, *, as_json: bool) -> None:
 
 
 async def _watch(config: Config, *, as_json: bool) -> None:
-    terminals = _terminals()
+    # The terminal that is written to is asked before it goes, because later it no longer says so.
+    terminals = [sys.stdout.fileno()] if sys.stdout.isatty() else []
     async with StateReader(config) as reader:
         report = await reader.read()
         if as_json:
@@ -76,11 +77,6 @@ async def _watch(config: Config, *, as_json: bool) -> None:
                 live.update(render(report, size.width, size.height, notice), refresh=True)
 
 
-def _terminals() -> list[int]:
-    """Return the terminal that is written to, if it is one, to be asked before it goes: later it no longer says so."""
-    return [sys.stdout.fileno()] if sys.stdout.isatty() else []
-
-
 async def _print_lines(reader: StateReader, report: dict[str, Any], terminals: list[int]) -> None:
     while not is_hung_up(terminals):
         started_s = time.monotonic()
@@ -90,14 +86,10 @@ async def _print_lines(reader: StateReader, report: dict[str, Any], terminals: l
 
 
 def render(report: dict[str, Any], width: int = 80, height: int = 0, notice: str = "") -> Group:
-    """Lay a report of `StateReader.read` out as one screen.
+    """Lay a report of `StateReader.read` out as one screen, below a notice that must be seen first.
 
-    Args:
-        report: what is shown.
-        width: columns of the terminal; they matter only with a height.
-        height: lines of the terminal: workers, tables and reasons are left out as far as they do not fit; 0: none is,
-            up to a thousand tables.
-        notice: something that must be seen first, such as an end that does not answer.
+    A height leaves out workers, tables and reasons that do not fit, and only with one do the columns matter; 0: none is
+    left out, up to a thousand tables.
     """
     report = printable_tree(report)
     head: list[RenderableType] = [Text(notice, style="bold red")] if notice else []

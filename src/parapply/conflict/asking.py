@@ -43,20 +43,12 @@ class SkipRequest(msgspec.Struct, frozen=True, kw_only=True):
 async def ask(  # noqa: PLR0913  who, which, how long
     conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: float, *, source_lsn: int | None
 ) -> SkipRequest:
-    """Ask for the transaction that ends at an LSN to be skipped.
+    """Ask for the transaction that ends at an LSN to be skipped; `conn` is in autocommit mode.
 
-    Args:
-        conn: control session, in autocommit mode.
-        schema: of the state.
-        slot_id: of the state.
-        lsn: end LSN.
-        wait_s: how long to wait until a running daemon has skipped it; its answer is waited for a little in any case.
-        source_lsn: where the publisher's WAL ends; None if that is not known, and the daemon's last record of it
-            counts.
+    Wait `wait_s` until a running daemon has skipped it, or a little for its answer in any case. Without the LSN where
+    the publisher's WAL ends, the daemon's last record of it counts.
 
-    Raises:
-        TargetRefused: it has been applied, no transaction can end there yet, or a privilege is missing.
-        TargetLost: the connection broke.
+    Raise TargetRefused if it has been applied, or no transaction can end there yet.
     """
     passed = in_schema(
         "SELECT $2::pg_lsn <= s.lowest_lsn OR EXISTS (SELECT FROM {s}.applied AS a WHERE a.slot_id = s.slot_id AND"
@@ -101,11 +93,7 @@ async def _check_end(conn: Connection, schema: str, slot_id: int, lsn: int, sour
 
 
 async def take_back(conn: Connection, schema: str, slot_id: int, lsn: int) -> bool:
-    """Take back a request that was not carried out yet; return whether one existed.
-
-    Raises:
-        TargetRefused, TargetLost: as `ask`.
-    """
+    """Take back a request that was not carried out yet; return whether one existed."""
     query = in_schema(
         "DELETE FROM {s}.skips WHERE slot_id = $1::int AND lsn = $2::pg_lsn AND outcome IN ('requested', 'accepted')"
         " RETURNING 1",

@@ -21,7 +21,7 @@ from parapply.target.state.slots import wire_time_sql
 from parapply.vocabulary import ConflictOutcome
 
 if TYPE_CHECKING:
-    from parapply.conflict.kinds import Conflict, LocalRow
+    from parapply.conflict.kinds import Conflict
     from parapply.target.session.pipeline import Statement
     from parapply.target.session.settings import Connection
 
@@ -64,12 +64,7 @@ class ConflictHistory:
         return statement(self._write, self._values(conflict))
 
     async def write(self, conn: Connection, conflict: Conflict) -> None:
-        """Write a conflict whose transaction was rolled back, durably.
-
-        Raises:
-            TargetRefused: a privilege is missing.
-            TargetLost: the connection broke.
-        """
+        """Write a conflict whose transaction was rolled back, durably."""
         values = [None if value is None else value.decode() for value in self._values(conflict)]
         await state_rows(conn, self._schema, "writing the history of conflicts", _WRITE, values)
 
@@ -82,27 +77,17 @@ class ConflictHistory:
         ]
 
     async def has_stopped(self, conn: Connection) -> bool:
-        """Return whether a conflict is recorded whose transaction was stopped and not seen applied.
-
-        Raises:
-            TargetRefused, TargetLost: as `write`.
-        """
+        """Return whether a conflict is recorded whose transaction was stopped and not seen applied."""
         query = "SELECT EXISTS (SELECT FROM {s}.conflicts WHERE slot_id = $1::int AND outcome = $2)"
         values = [self._slot_id, ConflictOutcome.STOPPED.value]
         ((found,),) = await state_rows(conn, self._schema, "reading the history of conflicts", query, values)
         return bool(found)
 
     async def mark_repaired(self, conn: Connection, low_lsn: int) -> bool:
-        """Mark stopped conflicts whose transaction was applied since; return whether any is left.
+        """Mark stopped conflicts whose transaction was applied since, up to `low_lsn`; return whether any is left.
 
         Rows that a prepared transaction has written are locked until its outcome; this does not wait for them (T-37).
-
-        Args:
-            conn: in autocommit mode.
-            low_lsn: everything that ends here or before is applied.
-
-        Raises:
-            TargetRefused, TargetLost: as `write`.
+        `conn` is in autocommit mode.
         """
         query = in_schema(
             "UPDATE {s}.conflicts SET outcome = $4 WHERE conflict_id IN (SELECT conflict_id FROM {s}.conflicts"
@@ -134,7 +119,11 @@ class ConflictHistory:
     def _values(self, conflict: Conflict) -> list[bytes | None]:
         key, key_is_cut = shortened(conflict.key)
         remote, remote_is_cut = shortened(conflict.remote_row)
-        newest = max((row for row in conflict.local_rows if row.commit_time_us is not None), key=_time, default=None)
+        newest = max(
+            (row for row in conflict.local_rows if row.commit_time_us is not None),
+            key=lambda row: row.commit_time_us or 0,
+            default=None,
+        )
         shown = newest or (conflict.local_rows[0] if conflict.local_rows else None)
         local = [shortened(row.values)[0] for row in conflict.local_rows]
         source = conflict.source
@@ -158,10 +147,6 @@ class ConflictHistory:
             conflict.policy.value.encode(),
             conflict.outcome.value.encode(),
         ]
-
-
-def _time(row: LocalRow) -> int:
-    return row.commit_time_us or 0
 
 
 def _json(value: object) -> bytes | None:

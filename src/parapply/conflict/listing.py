@@ -63,7 +63,6 @@ async def read(
 
     Raises:
         ConfigError: a filter cannot be read.
-        TargetRefused, TargetLost: as everywhere.
     """
     columns = _COLUMNS + (_ROWS if with_rows else "")
     query = in_schema(
@@ -83,12 +82,7 @@ async def read(
 
 
 async def drop(conn: Connection, schema: str, slot_id: int, wanted: Filter) -> int:
-    """Drop conflicts from the history and return how many.
-
-    Raises:
-        ConfigError: a filter cannot be read.
-        TargetRefused, TargetLost: as everywhere.
-    """
+    """Drop conflicts from the history and return how many; raise ConfigError if a filter cannot be read."""
     query = in_schema(f"DELETE FROM {{s}}.conflicts {_WHERE} RETURNING 1", schema)  # noqa: S608  own text
     with target_errors("dropping conflicts from the history"):
         try:
@@ -98,11 +92,7 @@ async def drop(conn: Connection, schema: str, slot_id: int, wanted: Filter) -> i
 
 
 async def count(conn: Connection, schema: str, slot_id: int) -> list[dict[str, Any]]:
-    """Return how many conflicts are kept, by type, table and outcome.
-
-    Raises:
-        TargetRefused, TargetLost: as everywhere.
-    """
+    """Return how many conflicts are kept, by type, table and outcome."""
     query = in_schema(
         "SELECT conflict_type, schema_name || '.' || table_name, outcome, pg_catalog.count(*), max(recorded_at)::text"
         " FROM {s}.conflicts WHERE slot_id = $1::int GROUP BY 1, 2, 3 ORDER BY 2, 1, 3",

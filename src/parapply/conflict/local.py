@@ -162,17 +162,11 @@ class LocalRows:
         """Return all rows with the new row's value in some unique index, locked; and whether the first has its key.
 
         None where the indexes have changed since they were read. The rows' `constraints` are indexes of one table, so
-        their names differ.
+        their names differ. Values of `own`, the row that is updated, replace columns that were not sent, and it is not
+        in the way.
 
-        Args:
-            change: an insert or update.
-            own: the row that is updated; its values replace columns that were not sent, and it is not in the way.
-            failure: the unique violation; it names the table that refused the new row.
-
-        Raises:
-            StatementFailed: the failure itself, if that table is another than the change's (a trigger wrote to it); as
-                everywhere.
-            TargetLost: as everywhere.
+        Raise StatementFailed, the failure itself, if that is about another table than the change's (a trigger wrote to
+        it).
         """
         shape = await self._shape(change.plan, failure)
         if shape is None:

@@ -67,18 +67,9 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 async def replay(
     conn: Connection, schema: str, conflicts: Sequence[_Row], mapping: MappingConfig, target: TargetConfig
 ) -> list[Effect]:
-    """Apply conflicts in the order given, inside the open transaction, and mark them as replayed.
+    """Apply conflicts, with rows, in the order given, inside the open transaction, and mark them as replayed.
 
-    Args:
-        conn: inside a transaction.
-        schema: of the state.
-        conflicts: as `listing.read` returns them, with rows.
-        mapping: which tables have another name here.
-        target: which code may run.
-
-    Raises:
-        TargetRefused: one cannot be applied; roll back.
-        TargetLost: the connection broke.
+    Raise TargetRefused if one cannot be applied; roll back.
     """
     role = target.session_replication_role
     effects = []

@@ -87,16 +87,10 @@ class Settler:
         return settled
 
     async def apply(self, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep], first_no: int = 1) -> None:
-        """Apply changes in order.
+        """Apply changes in source order, of which the first has the number `first_no` in its transaction.
 
-        Args:
-            changes: in source order.
-            first_no: number of the first one in its transaction.
-
-        Raises:
-            ConflictStop: a policy stops the transaction.
-            StatementFailed: no conflict; `commands` is what it counts in.
-            TargetLost, TargetRefused, ProtocolError: as everywhere.
+        Raise ConflictStop if a policy stops the transaction, and StatementFailed if that is no conflict; `commands` is
+        what it counts in.
         """
         # Outside of the savepoints below: to go back to one gives up the locks that were taken behind it.
         self.commands = guards(

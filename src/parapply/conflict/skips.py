@@ -71,19 +71,10 @@ class Skips:
         self._commits = {commit: end for commit, end in self._commits.items() if end != end_lsn}
 
     async def look(self, conn: Connection, low_lsn: int, is_committing: Callable[[int], bool]) -> list[int]:
-        """Read the requests, and answer new ones.
+        """Read the requests, answer new ones, and return the end LSNs accepted now; `conn` is in autocommit mode.
 
-        Args:
-            conn: in autocommit mode.
-            low_lsn: everything that ends here or before has been applied.
-            is_committing: whether COMMIT was sent for a transaction of that end; if it succeeds, a skip is too late.
-
-        Returns:
-            End LSNs accepted now.
-
-        Raises:
-            TargetRefused: a privilege is missing.
-            TargetLost: the connection broke.
+        Everything that ends at `low_lsn` or before has been applied. A skip is too late where COMMIT was sent for the
+        transaction's end, if that succeeds.
         """
         query = in_schema(
             "SELECT lsn, commit_lsn, outcome FROM {s}.skips WHERE slot_id = $1::int AND " + _OPEN,  # noqa: S608  own text
@@ -111,11 +102,7 @@ class Skips:
         return accepted
 
     async def learn(self, conn: Connection, commit_lsn: int, end_lsn: int) -> None:
-        """Record the commit LSN of a wanted large transaction, for when it is sent again.
-
-        Raises:
-            TargetRefused, TargetLost: as `look`.
-        """
+        """Record the commit LSN of a wanted large transaction, for when it is sent again."""
         query = "UPDATE {s}.skips SET commit_lsn = $3::pg_lsn WHERE slot_id = $1::int AND lsn = $2::pg_lsn"
         values = [self.slot_id, format_lsn(end_lsn), format_lsn(commit_lsn)]
         await state_rows(conn, self.schema, "writing which transaction to skip", query, values)

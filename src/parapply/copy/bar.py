@@ -54,15 +54,7 @@ class Bar:
         listener: Callable[[CopyProgress], None] | None = None,
         said: Callable[[str], None] | None = None,
     ) -> None:
-        """Show nothing yet.
-
-        Args:
-            doing: a word for it.
-            has_bytes: False: only rows are shown.
-            clock: seconds.
-            listener: gets the figures about once a second, and at the end.
-            said: gets all lines, and nothing is printed.
-        """
+        """Show nothing yet; `said` gets all lines, which are not printed then, and `listener` figures each second."""
         self._said = said
         self._listener = listener
         self._heard_s = 0.0

@@ -226,8 +226,7 @@ def _named(config: Config, texts: Sequence[str], published: Sequence[PublishedTa
     by_text = {table.text: table for table in published}
     if missing := [text for text in texts if text not in by_text]:
         raise SourceRefused(
-            f"not published: {', '.join(missing)}",
-            hint="ALTER PUBLICATION ... ADD TABLE first, and write schema.table",
+            f"not published: {', '.join(missing)}", hint="ALTER PUBLICATION ... ADD TABLE first, and write schema.table"
         )
     return [by_text[text] for text in dict.fromkeys(texts)]
 

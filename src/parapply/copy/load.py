@@ -231,12 +231,7 @@ class CopyLoad:
         self._indexes[oid] = makes
 
     async def _lane(
-        self,
-        number: int,
-        queue: PartQueue,
-        tables: Mapping[Name, _Table],
-        snapshot: SourceSnapshot,
-        writers: Writers,
+        self, number: int, queue: PartQueue, tables: Mapping[Name, _Table], snapshot: SourceSnapshot, writers: Writers
     ) -> None:
         async with self._access.lane():
             # Others may have done the rest by now.
@@ -278,13 +273,7 @@ class CopyLoad:
                 out, into = replaced.staged_out(table.published, part), replaced.STAGE_IN
                 await replaced.make_stage(target, table.published)
             n_rows, _ = await pump(
-                source,
-                target,
-                out,
-                into,
-                relation=table.published.text,
-                on_data=on_data,
-                limit=self._access.limit,
+                source, target, out, into, relation=table.published.text, on_data=on_data, limit=self._access.limit
             )
             if table.published.replacements:
                 await replaced.insert_staged(target, table.published, n_rows)

@@ -126,11 +126,7 @@ def copy_out(
 ) -> sql.Composed:
     """Return the COPY that sends a part's published rows and columns, and constants of the target behind them.
 
-    Args:
-        table: as published.
-        part: of it.
-        is_binary: the rows go in binary.
-        target_types: OID of each column's type on the target, from which a constant's binary form follows.
+    A constant's binary form follows from the OID of its column's type on the target.
     """
     relation = sql.Identifier(part.schema, part.name)
     types = target_types if is_binary else _NO_TYPES

@@ -145,10 +145,9 @@ async def published_tables(
 
     Without the tables of a parapply that applies there, and without `schema_only_tables`.
 
-    Raises:
-        TargetRefused: two of them lead to one table of the target.
-        SourceRefused: publications of one table list different columns, which the stream also refuses; or `omit` names
-            a column that is not published, or one of the key.
+    Raise TargetRefused if two of them lead to one table of the target; SourceRefused if publications of one table list
+    different columns, which the stream also refuses; or if `omit` names a column that is not published, or one of the
+    key.
     """
     found = await _read(conn, publications)
     return _mapped([table for table in found if not mapping.is_schema_only(table.full_name)], mapping)
@@ -241,7 +240,6 @@ async def check_readable(conn: Connection, tables: Sequence[PublishedTable]) -> 
 
     Raises:
         SourceRefused: there are some.
-        SourceLost: the connection broke.
     """
     query: LiteralString = """
         SELECT DISTINCT w.schema_name || '.' || w.table_name

@@ -33,12 +33,7 @@ _RULES: Final = sql.SQL(
 
 
 async def judged(conn: Connection, tables: Sequence[PublishedTable]) -> list[PublishedTable]:
-    """Return tables with their expressions as the target has judged them.
-
-    Raises:
-        TargetRefused: one cannot be kept.
-        TargetLost: the connection broke.
-    """
+    """Return tables with their expressions as the target has judged them; raise TargetRefused if one cannot be kept."""
     found = []
     for table in tables:
         if table.replaced:
@@ -67,11 +62,7 @@ def staged_out(table: PublishedTable, part: Part) -> sql.Composed:
 
 
 async def make_stage(conn: Connection, table: PublishedTable) -> None:
-    """Make the temporary table, until the end of the transaction.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be made.
-    """
+    """Make the temporary table, until the end of the transaction."""
     kept = [sql.Identifier(name) for name in _kept(table.filled, table)]
     names = [sql.SQL("{} AS {}").format(name, sql.Identifier(f"k{at}")) for at, name in enumerate(kept)]
     read = [each.type_sql for one in table.replacements for each in one.inputs]

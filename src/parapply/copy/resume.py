@@ -123,9 +123,6 @@ async def fingerprint(
     """Return the facts that must be unchanged for a part to be brought forward, as the session's snapshot shows them.
 
     Once the session has read the relation, or holds a lock on it. Empty: it must not be noted.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be read.
     """
     values = {"publications": list(publications), "root": table.oid, "schema": leaf[0], "name": leaf[1]}
     with slot.source_errors(f"reading the catalogue of {'.'.join(leaf)}"):
@@ -165,11 +162,7 @@ class Resumption:
     """Brings parts forward; the copy lock is held."""
 
     def __init__(
-        self,
-        config: Config,
-        slot_id: int,
-        writer: Writer,
-        types: Mapping[tuple[str, str], Mapping[str, int]],
+        self, config: Config, slot_id: int, writer: Writer, types: Mapping[tuple[str, str], Mapping[str, int]]
     ) -> None:
         self._config = config
         self._schema = config.target.state_schema
@@ -320,12 +313,7 @@ class Resumption:
             await check_foreign_code(self._target, *table.here().full_name, table.columns)
 
     async def _bring(
-        self,
-        reader: slot.Connection,
-        table: PublishedTable,
-        parts: Sequence[CopiedPart],
-        keys: Sequence[Key],
-        lsn: int,
+        self, reader: slot.Connection, table: PublishedTable, parts: Sequence[CopiedPart], keys: Sequence[Key], lsn: int
     ) -> None:
         """Replace the rows with these keys by the rows that the reader sees in the pages of the parts."""
         by_name = dict(zip(table.columns, table.types, strict=True))

@@ -187,17 +187,9 @@ def without_tables(tables: Sequence[tuple[str, str]]) -> list[str]:
 
 
 async def dump(program: str, source: Login, *, without: Sequence[str], options: Sequence[str] = _ALL) -> bytes:
-    """Return the publisher's schema as a script of SQL, without psql's own commands.
+    """Return the publisher's schema as a script of SQL, without psql's own commands, and without some schemas.
 
-    Args:
-        program: pg_dump.
-        source: the way to the publisher.
-        without: names of schemas to leave out.
-        options: of pg_dump, which say how much of it.
-
-    Raises:
-        ConfigError: the DSN cannot be handed on.
-        SourceRefused: pg_dump failed.
+    Raise ConfigError if the DSN cannot be handed on, SourceRefused if pg_dump failed.
     """
     text, variables = await connection(source, os.environ)
     key = await _restrict_key(program)

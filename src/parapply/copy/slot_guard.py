@@ -68,11 +68,7 @@ async def guarded(config: Config, slot_id: int, work: Coroutine[None, None, None
 
 
 async def until_free(config: Config) -> None:
-    """Return when a copy that was paused may go on.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
-    """
+    """Return when a copy that was paused may go on."""
     allowed_bytes = retention.wal_limit(config.source).limit_bytes * _GO_ON_PART
     async with connect.open_both(config, "guard") as ends:
         while True:

@@ -105,12 +105,7 @@ async def open_reader(login: Login, name: str, snapshot: SourceSnapshot) -> slot
 
 
 async def check_commands(config: Config, snapshot: SourceSnapshot, have_run: Collection[int]) -> None:
-    """Refuse a slot behind commands that the schema does not have: the stream does not bring them.
-
-    Raises:
-        SourceRefused: there are some.
-        SourceLost: the connection broke.
-    """
+    """Raise SourceRefused for a slot behind commands that the schema does not have: the stream does not bring them."""
     login, name = config.source.login, f"parapply copy {config.source.slot}"
     async with await open_reader(login, name, snapshot) as reader:
         missed = sorted(await ddl_queue.numbers(reader) - set(have_run))
@@ -150,7 +145,6 @@ async def check_unchanged(
 
     Raises:
         SourceRefused: one did, or came.
-        SourceLost: the connection broke.
     """
     login, name = config.source.login, f"parapply copy {config.source.slot}"
     async with await open_reader(login, name, snapshot) as reader:

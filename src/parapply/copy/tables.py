@@ -69,11 +69,7 @@ async def check_columns(conn: Connection, tables: Sequence[PublishedTable], *, m
 
 
 async def column_types(conn: Connection, tables: Sequence[PublishedTable]) -> dict[tuple[str, str], dict[str, int]]:
-    """Return the OIDs of the types of each table's columns, by schema and name.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the OIDs of the types of each table's columns, by schema and name."""
     query = sql.SQL(
         "SELECT n.nspname, c.relname, a.attname, a.atttypid::bigint"
         " FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)"
@@ -90,11 +86,7 @@ async def column_types(conn: Connection, tables: Sequence[PublishedTable]) -> di
 
 
 async def shapes(conn: Connection, tables: Sequence[PublishedTable]) -> dict[Name, str]:
-    """Return the facts that decide the rows of a copy in each table: names and types of its columns, and defaults.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the facts that decide the rows of a copy in each table: names and types of its columns, and defaults."""
     query = sql.SQL(
         "SELECT n.nspname, c.relname, pg_catalog.md5(pg_catalog.string_agg(pg_catalog.concat_ws(':', a.attnum,"
         " pg_catalog.quote_ident(a.attname), a.atttypid, a.atttypmod, a.attgenerated, a.attidentity,"
@@ -120,11 +112,7 @@ def _quoted(table: PublishedTable) -> str:
 
 
 async def alone(conn: Connection, names: Sequence[Name]) -> dict[Name, sql.Composed]:
-    """Return the expression for each table without its children in a statement, because their rows are not its own.
-
-    Raises:
-        TargetRefused, TargetLost: the catalogue could not be read.
-    """
+    """Return the expression for each table without its children in a statement, because their rows are not its own."""
     query = sql.SQL(
         "SELECT w.schema_name, w.table_name, EXISTS (SELECT FROM pg_catalog.pg_class AS c"
         " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
@@ -211,15 +199,7 @@ async def still_acting(conn: Connection, names: Sequence[Name], *, but: Sequence
     """Keep foreign keys from acting on other rows when rows are deleted in this transaction; return those that do.
 
     Under session_replication_role = origin ON DELETE CASCADE, SET NULL and SET DEFAULT would change rows that do not
-    come again, because the publisher does not send what is undone here.
-
-    Args:
-        conn: inside a transaction.
-        names: of the tables of which rows will be deleted.
-        but: foreign keys of these do not matter.
-
-    Raises:
-        TargetRefused, TargetLost: the catalogue could not be read.
+    come again, because the publisher does not send what is undone here. Foreign keys of `but` do not matter.
     """
     with suppress(psycopg.errors.InsufficientPrivilege):
         async with conn.transaction():
@@ -288,9 +268,6 @@ async def deferrable_indexes(conn: Connection, tables: Sequence[PublishedTable])
 
     Indexes of constraints stay: keys, and indexes that foreign keys refer to. A partitioned table keeps all of its
     indexes.
-
-    Raises:
-        TargetRefused, TargetLost: the catalogue could not be read.
     """
     query = sql.SQL(
         "SELECT w.schema_name, w.table_name, n.nspname, c.relname, pg_catalog.pg_get_indexdef(i.indexrelid),"
@@ -342,7 +319,6 @@ async def check_owned(conn: Connection, tables: Sequence[PublishedTable]) -> Non
 
     Raises:
         TargetRefused: there are some.
-        TargetLost: the connection broke.
     """
     found = await deferrable_indexes(conn, tables)
     names = [

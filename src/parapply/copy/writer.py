@@ -85,11 +85,7 @@ class Writers:
             )
 
     async def release_origins(self, conn: settings.Connection, n_opened: int) -> None:
-        """Give the places of the origins to other sessions; the origins stay, because rows are known by them.
-
-        Raises:
-            TargetLost: the connection broke.
-        """
+        """Give the places of the origins to other sessions; the origins stay, because rows are known by them."""
         names = [origins.origin_name(self._slot_id, _who(number)) for number in range(1, n_opened + 1)]
         await origins.release_origins(conn, names)
 

@@ -91,9 +91,7 @@ SELECT c.oid::bigint FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace 
 async def wait_until_unread(source: Connection, slot_name: str, deadline_s: float) -> None:
     """Return once no process reads the slot.
 
-    Raises:
-        SlotBusy: one still does.
-        SourceRefused, SourceLost: as `slot.read_slot`; the process could not be ended.
+    Raise SlotBusy if one still does.
     """
     patience_s = time.monotonic() + _PATIENCE_S
     while (found := await slot.read_slot(source, slot_name)) and found.active_pid is not None:
@@ -112,7 +110,6 @@ async def late_count(source: Connection, config: Config, low_lsn: int) -> int:
 
     Raises:
         SlotBusy: a process reads the slot.
-        SourceRefused, SourceLost: it could not be read.
     """
     version, wanted = source.info.server_version, config.source
     found = start_options(version, wanted.publications, wanted.origin, two_phase=wanted.two_phase)

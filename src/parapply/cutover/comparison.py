@@ -31,11 +31,7 @@ class CutoverComparison:
     """Compares the tables of a stream."""
 
     def __init__(
-        self,
-        config: Config,
-        depth: Literal["none", "sampled", "whole"],
-        timeout_s: float,
-        warn: Callable[[str], None],
+        self, config: Config, depth: Literal["none", "sampled", "whole"], timeout_s: float, warn: Callable[[str], None]
     ) -> None:
         self._config, self._depth, self._timeout_s, self._warn = config, depth, timeout_s, warn
         #: Result of the comparison while clients still wrote.
@@ -58,10 +54,7 @@ class CutoverComparison:
             return
         began_s = time.monotonic()
         how = verifying.VerifyOptions(
-            sampled_ranges=_SAMPLED_RANGES,
-            is_brief=True,
-            max_pause_s=_BEFORE_PAUSE_S,
-            timeout_s=self._timeout_s,
+            sampled_ranges=_SAMPLED_RANGES, is_brief=True, max_pause_s=_BEFORE_PAUSE_S, timeout_s=self._timeout_s
         )
         try:
             found = await verifying.comparison(self._config, how)

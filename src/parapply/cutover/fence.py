@@ -102,21 +102,13 @@ async def _sessions(conn: Connection, kept: Kept) -> list[_Session]:
 
 
 async def prepared(conn: Connection) -> list[str]:
-    """Return the names of prepared transactions of the database, which can be committed by any session later.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the names of prepared transactions of the database, which can be committed by any session later."""
     with source_errors("reading the prepared transactions"):
         return [str(gid) for (gid,) in await read_rows(conn, _PREPARED)]
 
 
 async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
-    """Return the reasons why this role could not change the database's setting.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the reasons why this role could not change the database's setting."""
     query = (
         "SELECT CURRENT_USER::text, pg_catalog.pg_get_userbyid(datdba)::text, datname::text,"
         " pg_catalog.pg_has_role(datdba, 'USAGE')"
@@ -136,11 +128,7 @@ async def refusals_of_owner(conn: Connection) -> list[SourceRefused]:
 
 
 async def refusals(conn: Connection, kept: Kept) -> list[SourceRefused]:
-    """Return the reasons why this role could not fence the database, or why the fence would not hold.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the reasons why this role could not fence the database, or why the fence would not hold."""
     # A setting of a role wins over one of the database.
     exempt = """
         SELECT DISTINCT pg_catalog.pg_get_userbyid(s.setrole)::text
@@ -190,7 +178,6 @@ async def put_up(conn: Connection, deadline_s: float) -> datetime:
     """Make new sessions of the database read only, and return since when they are.
 
     Raises:
-        SourceRefused: a privilege is missing.
         ParapplyError: a session that began before has not started in time.
     """
     await _set_read_only(conn, is_on=True)
@@ -203,7 +190,6 @@ async def end_writers(conn: Connection, kept: Kept, fenced_at: datetime, deadlin
     """End the sessions that are older than the fence, and return how many ended.
 
     Raises:
-        SourceRefused: a privilege is missing.
         ParapplyError: a session has not ended in time.
     """
     old = [one for one in await _sessions(conn, kept) if not one.began_after(fenced_at)]
@@ -303,9 +289,7 @@ async def run_command(command: str, conn: Connection, *, is_on: bool) -> None:
 async def last_lsn(conn: Connection, deadline_s: float) -> int:
     """Wait until no transaction of the database has written and not ended; return an LSN after all of them.
 
-    Raises:
-        SourceRefused: a transaction is prepared.
-        ParapplyError: one has not ended in time.
+    Raise SourceRefused if a transaction is prepared, ParapplyError if one has not ended in time.
     """
     while True:
         with source_errors("reading the transactions in progress"):
@@ -328,11 +312,7 @@ async def last_lsn(conn: Connection, deadline_s: float) -> int:
 
 
 async def mark(conn: Connection) -> int:
-    """Commit an empty transaction durably, and return an LSN between everything committed before it and all later.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be written.
-    """
+    """Commit an empty transaction durably, and return an LSN between everything committed before it and all later."""
     # Its own commit lies after the LSN that it returns; the flush takes all earlier commits to disk with it.
     query = "SELECT pg_catalog.pg_logical_emit_message(true, 'parapply', 'cut-over')::text"
     with source_errors("marking the end of the source's writes"):

@@ -12,7 +12,7 @@ import msgspec
 from psycopg import sql
 
 from parapply.amounts import few
-from parapply.check.kinds import KINDS, Code, Finding, Severity
+from parapply.check.kinds import Code, Finding, Severity
 from parapply.check.look import look_at
 from parapply.check.source import CheckOptions
 from parapply.copy.published import published_tables
@@ -99,11 +99,7 @@ class CutoverLook:
             click.echo(printable(line))
 
     async def refusals(self, tables: Sequence[PublishedTable], *, has_made: bool) -> list[ParapplyError]:
-        """Return all that would be refused.
-
-        Raises:
-            SourceLost, TargetLost: a connection broke, or tables are locked.
-        """
+        """Return all that would be refused."""
         self._tables = tables
         of_stream = self._of_stream(), self._of_commands(), self._of_fence()
         of_back = self._of_opening(), self._of_slot(), self._of_publication(has_made=has_made)
@@ -130,7 +126,6 @@ class CutoverLook:
 
         Raises:
             TargetRefused: there are some.
-            TargetLost: the connection broke.
         """
         copied = await copies.load(self._ahead.target, self._forward.target.state_schema, self._slot_id)
         for error in self._of_copies(copied, low_lsn):
@@ -195,7 +190,7 @@ class CutoverLook:
         report = await look_at(ahead, forward, CheckOptions(), facts, known)
         for each in report.findings:
             if each.code in _NOT_THERE:
-                self.warn(f"{each.code.value}: {each.found}: the target does not have that")
+                self.warn(f"{each.code.text}: {each.found}: the target does not have that")
 
     async def _not_applied(self, copied: copies.Copies) -> list[str]:
         """Return the published tables that hold rows and that the daemon has never heard of: no change came yet."""
@@ -313,26 +308,22 @@ class CutoverLook:
             yield SourceRefused(f"the slot {name!r} of the way back is in use", hint="stop its reader")
 
     async def findings_of_back(self) -> list[ParapplyError]:
-        """Return what `parapply check` would refuse of the way back; its warnings are printed.
-
-        Raises:
-            SourceLost, TargetLost: a connection broke, or tables are locked.
-        """
+        """Return what `parapply check` would refuse of the way back; its warnings are printed."""
         reverse, back = self._reverse, self._back
         facts = await slot.inspect(back.source, reverse.source.slot)
         report = await look_at(back, reverse, CheckOptions(), facts, None)
         needs_origins = reverse.source.origin == "none"
         found: list[ParapplyError] = []
         for each in report.findings:
-            severity = KINDS[each.code].severity
+            severity = each.code.value.severity
             is_refused = severity is Severity.REFUSED or (needs_origins and each.code in _OF_ORIGINS)
             if each.code in _OF_MAKING:
                 continue
             if is_refused:
                 fix = f"; here: {copyable(each.fix)}" if each.fix else ""
-                found.append(_error_of(each, f"{KINDS[each.code].advice}{fix}"))
+                found.append(_error_of(each, f"{each.code.value.advice}{fix}"))
             elif severity is Severity.WARNING:
-                self.warn(f"the way back, {each.code.value}: {each.found}")
+                self.warn(f"the way back, {each.code.text}: {each.found}")
         return found
 
     async def what_to_open(self) -> str:
@@ -353,9 +344,9 @@ def _leaves(table: PublishedTable) -> list[tuple[str, str]]:
 
 def _error_of(finding: Finding, hint: str) -> ParapplyError:
     # The way back's source is the target of the stream that runs.
-    is_source = KINDS[finding.code].end.value == "source"
+    is_source = finding.code.value.end.value == "source"
     error = TargetRefused if is_source else SourceRefused
-    return error(f"the way back, {finding.code.value}: {finding.found}", hint=hint)
+    return error(f"the way back, {finding.code.text}: {finding.found}", hint=hint)
 
 
 async def check_pair(ahead: Connections, back: Connections) -> None:

@@ -63,9 +63,7 @@ def read_entry(path: Path, database: str) -> dict[str, str | None]:
 def rewrite_entry(path: Path, database: str, words: Mapping[str, str | None]) -> None:
     """Give the database's line other words; None removes one. The file is replaced as a whole, or stays as it was.
 
-    Raises:
-        ConfigError: as `read_entry`, or a value cannot stand in the file.
-        ParapplyError: it cannot be written.
+    Raise ConfigError as `read_entry`, or a value cannot stand in the file; ParapplyError if it cannot be written.
     """
     lines, number = _find(path, database)
     entry = _ENTRY.fullmatch(lines[number])
@@ -202,11 +200,7 @@ class Poolers:
     async def check_named(self, *, leaves: bool) -> None:
         """Refuse to go on without one that may be paused; its note is only compared with what is named, never followed.
 
-        Args:
-            leaves: forget those that are not named, with a warning.
-
-        Raises:
-            ConfigError: it is not named, or another file for it.
+        Those that are not named are forgotten with a warning if `leaves`; else raise ConfigError, as with another file.
         """
         files = {(pooler.dsn, pooler.database): file for pooler, file in self._named}
         kept = []

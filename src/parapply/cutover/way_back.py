@@ -106,11 +106,7 @@ async def missing_publications(conn: slot.Connection, names: Sequence[str]) -> l
 
 
 async def without_identity(ends: Connections, tables: Sequence[PublishedTable]) -> list[str]:
-    """Return the tables whose UPDATE and DELETE a publication would break on the target, and does not on the source.
-
-    Raises:
-        SourceLost, TargetLost: a connection broke.
-    """
+    """Return the tables whose UPDATE and DELETE a publication would break on the target, and does not on the source."""
     names = [[table.schema for table in tables], [table.name for table in tables]]
     with target_errors("reading the replica identities"):
         there = await rows(ends.target, sql.SQL(_WITHOUT_IDENTITY), names)
@@ -124,18 +120,9 @@ async def check_covers(
 ) -> list[str]:
     """Refuse publications of the way back that leave out a table, rows, columns or an operation: they would be lost.
 
-    Args:
-        conn: to the target that takes over.
-        config: of the way back.
-        tables: that the stream publishes.
-        is_made: the cut-over has made the publication, and drops it when everything is taken back.
-
-    Returns:
-        Partitioned tables of which only the partitions are published, so that one that is made later would be left out.
-
-    Raises:
-        SourceRefused: they do.
-        SourceLost: the connection broke.
+    `conn` leads to the target that takes over. A publication that `is_made` by the cut-over is dropped when everything
+    is taken back. Return the partitioned tables of which only the partitions are published, so that one that is made
+    later would be left out.
     """
     operations = await slot.check_publications(conn, config.source.publications)
     if left_out := _OPERATIONS - operations:
@@ -195,11 +182,7 @@ async def drop_publication(conn: Connection, config: Config) -> None:
 
 
 async def state_of(ends: Connections, config: Config) -> state.SlotState | None:
-    """Return the state of the way back on the old source, None if there is none.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: as `state.load`.
-    """
+    """Return the state of the way back on the old source, None if there is none."""
     schema = config.target.state_schema
     if not await state.has_schema(ends.target, schema):
         return None
@@ -234,7 +217,6 @@ async def check_none_under_way(ends: Connections, config: Config, other_way: str
 
     Raises:
         TargetRefused: it is.
-        SourceRefused, SourceLost, TargetLost: as `state.load`.
     """
     schema, name = config.target.state_schema, config.source.slot
     found = await state_of(ends, config)
@@ -253,7 +235,6 @@ async def make_state(ends: Connections, config: Config, takeover_lsn: int) -> No
 
     Raises:
         SourceRefused, SourceLost: the slot cannot be read.
-        TargetRefused, TargetLost: it could not be written.
     """
     schema, name = config.target.state_schema, config.source.slot
     facts = await slot.inspect(ends.source, name)
@@ -266,9 +247,7 @@ async def make_state(ends: Connections, config: Config, takeover_lsn: int) -> No
 async def drop_state(ends: Connections, config: Config, slot_id: int) -> None:
     """Remove the state of a slot on the old source, with its origins.
 
-    Raises:
-        LeaseHeld: a daemon applies it.
-        TargetRefused, TargetLost: it could not be removed.
+    Raise LeaseHeld if a daemon applies it, TargetRefused or TargetLost if it could not be removed.
     """
     await lease.take_lease(ends.target, slot_id, 0)
     held = [gid for gid, _ in (await prepared.pending(ends.target, config.target.state_schema, slot_id)).values()]
@@ -288,13 +267,9 @@ async def drop_known_state(ends: Connections, config: Config) -> None:
 
 
 async def can_filter(ends: Connections) -> bool:
-    """Return whether the way back can leave out by origin the changes of the old source; both ends take part in it.
+    """Return whether the way back can leave out by origin the changes of the old source.
 
-    Args:
-        ends: of the stream that runs; the role of its source writes under origins in the way back.
-
-    Raises:
-        SourceRefused, SourceLost: the source could not be asked.
+    Both ends of the stream that runs take part in it: its source's role writes under origins in the way back.
     """
     with source_errors("looking whether the role may use replication origins"):
         ((may_use,),) = await rows(ends.source, sql.SQL(origins.MAY_USE_SQL))
@@ -304,9 +279,7 @@ async def can_filter(ends: Connections) -> bool:
 def config_text(forward: Config, *, is_filtering: bool) -> str:
     """Return a configuration file for the way back, as TOML; passwords are left out.
 
-    Args:
-        forward: of the stream that runs.
-        is_filtering: by origin. Without it nothing goes round either: only one of the two streams exists at a time.
+    Without a filter by origin nothing goes round either: only one of the two streams exists at a time.
     """
     name = f"{forward.source.slot}_back"
     values: dict[str, dict[str, Any]] = {

@@ -53,11 +53,7 @@ class Account:
 
 
 def server_account() -> Account | None:
-    """Return the account that servers run as, or `None` when they run as the caller.
-
-    Raises:
-        DemoError: we are the superuser and no other account exists.
-    """
+    """Return the account that servers run as, or `None` when they run as the caller."""
     if os.geteuid() != 0:
         return None
     for name in _ACCOUNTS:
@@ -88,13 +84,10 @@ def readable_copy(tree: Path, *, version_text: str, parent: Path | None = None) 
             lie next to the package, in `<package>.libs`, and are found by that relative path.
         version_text: such as "18.4".
         parent: where to put the copy; the system's temporary directory when `None`.
-
-    Raises:
-        DemoError: another user owns the name of the copy or could write into it; remove it by hand.
     """
     place = parent or Path(tempfile.gettempdir())
     parts = _parts(tree)
-    size_bytes = sum(_tree_bytes(part) for part in parts)
+    size_bytes = sum(path.lstat().st_size for part in parts for path in part.rglob("*") if path.is_file())
     copy = place / f"parapply-programs-{os.geteuid()}-{version_text}-{size_bytes}"
     if not copy.is_symlink() and not copy.exists():
         _copy_atomically(parts, copy)
@@ -108,10 +101,6 @@ def _parts(tree: Path) -> dict[Path, Path]:
     libraries = tree.parent.with_name(f"{tree.parent.name}.libs")
     parts = [tree / name for name in _TREE_PARTS] + ([libraries] if libraries.is_dir() else [])
     return {part: part.relative_to(root) for part in parts}
-
-
-def _tree_bytes(part: Path) -> int:
-    return sum(path.lstat().st_size for path in part.rglob("*") if path.is_file())
 
 
 def _copy_atomically(parts: dict[Path, Path], copy: Path) -> None:
@@ -159,13 +148,10 @@ class PgBinaries:
 
 
 def find_binaries(major: int | None = None) -> PgBinaries:
-    """Return the programs of a major version, or of the best one.
+    """Return the programs of a major version, or the newest of PARAPPLY_PGBIN if that is set, else the newest of all.
 
-    Args:
-        major: such as 18; `None` takes the newest of PARAPPLY_PGBIN if that is set, else the newest of all.
-
-    Raises:
-        DemoError: there is none, or PARAPPLY_PGBIN names a directory without a server; the hint says what to install.
+    Raise DemoError, with a hint what to install, if there is none, or PARAPPLY_PGBIN names a directory without a
+    server.
     """
     if major is None:
         found = next(iter(_newest_first(_explicit()) or available()), None)
@@ -183,11 +169,7 @@ def find_binaries(major: int | None = None) -> PgBinaries:
 
 
 def available() -> list[PgBinaries]:
-    """Return one set of programs for each major version found, newest first.
-
-    Raises:
-        DemoError: PARAPPLY_PGBIN names a directory without a server that this user can run.
-    """
+    """Return one set of programs for each major version found, newest first."""
     found: dict[int, PgBinaries] = {}
     for one in _in_order():
         found.setdefault(one.major, one)
@@ -206,9 +188,6 @@ def find_program(name: str, preferred: PgBinaries) -> Path:
     """Return a client program, of the preferred version if it has it, else of the nearest newer or older one.
 
     Some distributions of the server lack psql and pgbench; clients of another major version serve as well.
-
-    Raises:
-        DemoError: no version on this machine has it.
     """
     own = preferred.bin_dir / name
     if os.access(own, os.X_OK):

@@ -103,11 +103,6 @@ class Guardian:
             start_new_session=True,
         )  # fmt: skip
 
-    @property
-    def pid(self) -> int:
-        """Process id of the guardian."""
-        return self._process.pid
-
     def dismiss(self) -> None:
         """End the watch: from now on no guardian stops the server or removes the directory for us."""
         with contextlib.suppress(BrokenPipeError):
@@ -115,11 +110,7 @@ class Guardian:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address that no process listens on; one may take it any moment.
-
-    Raises:
-        DemoError: none was found.
-    """
+    """Return a TCP port of the loopback address that no process listens on; one may take it any moment."""
     for _ in range(_PORT_ATTEMPTS):
         port = secrets.choice(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -132,9 +123,6 @@ def processes_in(data_dir: Path) -> list[int]:
     """Return the ids of all processes whose working directory is a data directory: the postmaster and its children.
 
     Children of a killed postmaster get another parent, so their parent cannot be used to find them.
-
-    Raises:
-        DemoError: the machine has no /proc.
     """
     if not Path("/proc/self").exists():
         raise DemoError("Finding a server's processes needs /proc.", hint="run this on Linux")
@@ -226,9 +214,6 @@ class Cluster:
             name: letters, digits, `_` and `-`; seen in the directory's name and in errors.
             unix_socket: listen also on a Unix socket in `socket_dir`.
             environment: variables of the postmaster, over ours.
-
-        Raises:
-            DemoError: no programs, or no account to run them.
         """
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise DemoError(f"{name!r} cannot name a server: use letters, digits, _ and -.")
@@ -248,11 +233,7 @@ class Cluster:
 
     @property
     def directory(self) -> Path:
-        """The server's directory, removed at the end.
-
-        Raises:
-            DemoError: before `init`.
-        """
+        """The server's directory, removed at the end; raise DemoError before `init`."""
         if self._base is None:
             raise DemoError(f"The server {self.name} was not initialised.")
         return self._base
@@ -269,24 +250,11 @@ class Cluster:
 
     @property
     def pid(self) -> int:
-        """Process id of the postmaster.
-
-        Raises:
-            DemoError: the server does not run.
-        """
+        """Process id of the postmaster; raise DemoError if the server does not run."""
         return self._running().pid
 
-    @property
-    def guardian_pid(self) -> int | None:
-        """Process id of the process that ends the server should we die; `None` before `init` and after `keep`."""
-        return self._guardian.pid if self._guardian else None
-
     def init(self) -> None:
-        """Make the directory and the database cluster.
-
-        Raises:
-            DemoError: `initdb` failed, or the parent directory does not suit.
-        """
+        """Make the directory and the database cluster."""
         base = Path(tempfile.mkdtemp(prefix=f"parapply-{self.name}-", dir=self._parent))
         if self._unix_socket and len(os.fsencode(base / f".s.PGSQL.{self.port}")) > _SOCKET_PATH_BYTES:
             base.rmdir()
@@ -337,9 +305,6 @@ class Cluster:
         """Kill the postmaster and all its children with SIGKILL, and return when they are gone.
 
         Written data stays in the operating system's cache, so `fsync = off` loses nothing here.
-
-        Raises:
-            DemoError: the server does not run, or the machine has no /proc.
         """
         process = self._running()
         self._shared_memory.remember(self.data_dir)

@@ -94,11 +94,7 @@ class Parapply:
         return self._run(command, *arguments)
 
     def verify(self) -> list[Comparison]:
-        """Compare every published table on both sides, by `parapply verify`; the daemon must run.
-
-        Raises:
-            DemoError: they could not be compared.
-        """
+        """Compare every published table on both sides, by `parapply verify`; the daemon must run."""
         document = json.loads(self._run("verify", "--json", codes=(0, _DIFFERENT)))
         return [
             Comparison(
@@ -121,30 +117,18 @@ class Parapply:
         return done.stdout
 
     def start(self) -> None:
-        """Start the daemon.
-
-        Raises:
-            OSError: Python cannot be run.
-        """
+        """Start the daemon; raise OSError if Python cannot be run."""
         words = [sys.executable, "-m", "parapply", "run", *self._options, *self._settings]
         self._process = self._stage.start(words, env=self._environment, output=self.log)
 
     def check(self) -> None:
-        """Do nothing if the daemon runs.
-
-        Raises:
-            DemoError: it does not; the message holds the end of its log.
-        """
+        """Raise DemoError, with the end of its log, if the daemon does not run."""
         code = self._process.poll() if self._process else None
         if code is not None:
             raise DemoError(f"`parapply run` ended with {code}.{self._tail()}")
 
     def stop(self) -> None:
-        """Ask the daemon to finish what it has in hand and end, and wait for that.
-
-        Raises:
-            DemoError: it did not end with status 0.
-        """
+        """Ask the daemon to finish what it has in hand and end, and wait for that."""
         if self._process and (code := end(self._process)):
             raise DemoError(f"`parapply run` ended with {code} when it was asked to stop.{self._tail()}")
 

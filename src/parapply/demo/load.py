@@ -29,17 +29,10 @@ class DemoLoad:
     """One run of pgbench."""
 
     def __init__(self, stage: Stage, script: Script, *, clients: int, limit: str, rate: int | None = None) -> None:
-        """Start it.
+        """Start it: `--time=S`, or `--transactions=N` for each client.
 
-        Args:
-            stage: whose publisher takes the load.
-            script: `tpcb-like` (three updates and an insert) or `simple-update` (one update and an insert).
-            clients: connections.
-            limit: `--time=S`, or `--transactions=N` for each client.
-            rate: transactions a second, of all clients together; as fast as they can where it is `None`.
-
-        Raises:
-            DemoError: there is no pgbench on this machine.
+        The rate is transactions a second of all clients; None: as fast as they can. Raise DemoError if there is no
+        pgbench on this machine.
         """
         self._log: Path = stage.directory / f"pgbench-{script}.log"
         # The publisher's own commits are not what is measured; waiting for its disk would only slow the show.
@@ -53,11 +46,7 @@ class DemoLoad:
         self._process: subprocess.Popen[bytes] = stage.start(command, env=env, output=self._log)
 
     def is_running(self) -> bool:
-        """Return whether it still writes.
-
-        Raises:
-            DemoError: it failed; the message holds the end of its log.
-        """
+        """Return whether it still writes; raise DemoError, with the end of its log, if it failed."""
         code = self._process.poll()
         if code:
             raise DemoError(f"pgbench ended with {code}: {self._tail()}")

@@ -73,11 +73,7 @@ _NO_WATCH = _NoWatch()
 
 
 def make_backlog(stage: Stage, *, clients: int, limit: str, script: Script = "simple-update") -> int:
-    """Commit pgbench's transactions between two marked rows, and return how many.
-
-    Raises:
-        DemoError: pgbench or the server failed.
-    """
+    """Commit pgbench's transactions between two marked rows, and return how many."""
     before = _count(stage)
     mark_first(stage)
     DemoLoad(stage, script, clients=clients, limit=limit).wait()
@@ -101,11 +97,7 @@ def mark_last(stage: Stage) -> None:
 
 
 def make_target(stage: Stage, dbname: str, *, template: str = BANK) -> None:
-    """Make a database on the subscriber as a copy of another, without parapply's state in it.
-
-    Raises:
-        DemoError: a session is connected to the template.
-    """
+    """Make a database on the subscriber as a copy of another, without parapply's state in it."""
     create = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
     stage.target.execute(create.format(sql.Identifier(dbname), sql.Identifier(template)))
     stage.target.execute("SET client_min_messages = warning; DROP SCHEMA IF EXISTS parapply CASCADE", dbname=dbname)
@@ -143,9 +135,6 @@ def drain_with_parapply(  # noqa: PLR0913  one for each thing that differs
         target_port: as for `Parapply`.
         watch: watches the processes in the meantime.
         then: called with the daemon still running, when the clock has stopped.
-
-    Raises:
-        DemoError: the daemon failed, or was not there in time.
     """
     runner = Parapply(
         stage, slot=slot, target_dbname=dbname, target_port=target_port, settings=settings, environment=environment
@@ -184,9 +173,6 @@ def drain_with_subscription(  # noqa: PLR0913  one for each thing that differs
         synchronous_commit: `off` (PostgreSQL's default for subscriptions) or `on`.
         streaming: `off`, `on` or `parallel`; the subscriber's default when `None`.
         watch: watches the processes in the meantime.
-
-    Raises:
-        DemoError: it was not there in time.
     """
     name = sql.Identifier(slot)
     create = _create_subscription(stage, name, synchronous_commit, streaming)
@@ -223,9 +209,6 @@ def verify_target(stage: Stage, *, slot: str, dbname: str) -> list[Comparison]:
     """Have `parapply verify` compare a database on the subscriber that is up to date, by whatever system.
 
     It needs a running daemon, so one runs for the time, with its own slot; there is nothing to apply.
-
-    Raises:
-        DemoError: a command or the daemon failed.
     """
     runner = Parapply(stage, slot=slot, target_dbname=dbname)
     runner.call("init")
@@ -246,18 +229,9 @@ def write_checkpoints(stage: Stage) -> None:
 
 
 def measure(
-    stage: Stage,
-    dbname: str,
-    start: Callable[[], object],
-    check: Callable[[], None],
-    *,
-    watch: Watch = _NO_WATCH,
+    stage: Stage, dbname: str, start: Callable[[], object], check: Callable[[], None], *, watch: Watch = _NO_WATCH
 ) -> tuple[float, float]:
-    """Start a runner and return the seconds until the first and until the last row of the backlog were visible.
-
-    Raises:
-        DemoError: the last row was not there in time, or the subscriber failed.
-    """
+    """Start a runner and return the seconds until the first and until the last row of the backlog were visible."""
     write_checkpoints(stage)
     first_s = math.inf
     try:

@@ -21,14 +21,7 @@ from parapply.demo.race import (
     make_target,
     verify_target,
 )
-from parapply.demo.show import (
-    View,
-    show_applylog,
-    show_comparison,
-    show_how_to_go_on,
-    show_progress,
-    show_race,
-)
+from parapply.demo.show import View, show_applylog, show_comparison, show_how_to_go_on, show_progress, show_race
 from parapply.demo.stage import BANK, Interrupts, Stage
 
 if TYPE_CHECKING:
@@ -48,10 +41,7 @@ _NOT_EQUAL = 1
 def main(*, duration_s: int, clients: int, workers: int, scale: int, keep: bool) -> int:
     """Show everything and return the exit code: 0 if every comparison was equal, else 1.
 
-    Raises:
-        DemoError: a server, pgbench or the daemon failed; all is cleaned up, whatever `keep` says.
-        KeyboardInterrupt: Ctrl-C; all is cleaned up.
-        SystemExit: SIGTERM or SIGHUP; all is cleaned up.
+    Raise KeyboardInterrupt after Ctrl-C, SystemExit after SIGTERM or SIGHUP; all is cleaned up.
     """
     console = Console(highlight=False)
     with Interrupts() as interrupts, Stage(interrupts, name="demo") as stage:

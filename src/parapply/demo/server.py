@@ -178,9 +178,7 @@ def execute(
 
 
 def execute_in(
-    connection: psycopg.Connection,
-    sql: str | pgsql.Composable,
-    params: Sequence[Any] | Mapping[str, Any] | None = None,
+    connection: psycopg.Connection, sql: str | pgsql.Composable, params: Sequence[Any] | Mapping[str, Any] | None = None
 ) -> list[tuple[Any, ...]]:
     """Run SQL as `execute` does, on an open connection; raise psycopg.Error if the server refused or went away."""
     query = sql.encode() if isinstance(sql, str) else sql.as_bytes()

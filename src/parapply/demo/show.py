@@ -180,11 +180,7 @@ class View:
         self._recent: deque[Sample] = deque()
 
     def follow(self, goes_on: Callable[[], bool]) -> None:
-        """Show what happens until `goes_on` says no.
-
-        Raises:
-            DemoError: a server went away; and whatever `goes_on` raises.
-        """
+        """Show what happens until `goes_on` says no."""
         with self._output() as show:
             while goes_on():
                 show(self._sample())

@@ -139,9 +139,6 @@ class Stage:
             target_settings: of the subscriber, over `settings`.
             target_environment: variables of the subscriber's process, over ours.
             is_local: systems reach the publisher by its Unix socket, not by TCP.
-
-        Raises:
-            DemoError: PostgreSQL 18 is not on this machine.
         """
         self._interrupts = interrupts
         self._name = name
@@ -156,11 +153,7 @@ class Stage:
         self._is_kept = False
 
     def __enter__(self) -> Self:
-        """Start both servers.
-
-        Raises:
-            DemoError: one did not start; nothing is left behind.
-        """
+        """Start both servers; raise DemoError if one did not start, and leave nothing behind."""
         with self._interrupts.held():
             self._make_directory()
         try:
@@ -234,9 +227,6 @@ class Stage:
         """Make the same bank on both servers, and publish it.
 
         pgbench fills its tables the same way every time, so there is nothing to copy.
-
-        Raises:
-            DemoError: a server or pgbench failed.
         """
         for server in (self.source, self.target):
             server.execute(f"CREATE DATABASE {BANK}")

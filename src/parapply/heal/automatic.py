@@ -29,7 +29,6 @@ from parapply.model import format_lsn
 from parapply.target.state import heals
 
 if TYPE_CHECKING:
-    from parapply.blocked import BlockedSession
     from parapply.config import Config
     from parapply.heal.command import SlotFound
     from parapply.target.state.heals import HealNotes
@@ -57,7 +56,7 @@ async def heal_lost(config: Config) -> tuple[int, int] | None:
         connections=min(_MOST_CONNECTIONS, config.apply.first_workers),
     )
     schema = config.target.state_schema
-    async with connect.open_both(config, "heal", _log_waiting) as ends:
+    async with connect.open_both(config, "heal", lambda one: one.log("source")) as ends:
         run = await begin(config, options, ends, Voice(_say, _warn, _say), lease_wait_s=_RELEASE_S)
         lost, slot_id = run.found.lost, run.found.slot_id
         if lost is None:
@@ -105,7 +104,3 @@ def _say(line: str) -> None:
 
 def _warn(line: str) -> None:
     get_logger().warning("heal_reported", report=line)
-
-
-def _log_waiting(one: BlockedSession) -> None:
-    one.log("source")

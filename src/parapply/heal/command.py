@@ -155,10 +155,8 @@ async def begin(
 ) -> HealRun:
     """Take the locks of the slot, and look if it is lost.
 
-    Raises:
-        LeaseHeld: a daemon or another command works on the slot.
-        SlotBusy: a process on the publisher still reads it.
-        SourceRefused: the publisher is another one, or cannot decode from the slot on.
+    Raise LeaseHeld if a daemon or another command works on the slot; SlotBusy if a process on the publisher still reads
+    it; SourceRefused if the publisher is another one, or cannot decode from the slot on.
     """
     facts = await slot.inspect(ends.source, config.source.slot)
     await slot.check_publications(ends.source, config.source.publications)
@@ -256,11 +254,11 @@ class HealRun:
             raise SourceRefused(f"not published: {', '.join(missing)}", hint="write schema.table")
         await check_readable(self._source, published)
         known = await copies.load(self._target, self._schema, self._slot_id)
-        rows = {row.source_oid if row.source_oid is not None else row.name: row for row in known.tables}
+        rows = {row.source_oid: row for row in known.tables}
         compared, left, later, unknown = [], [], [], []
         begun = set()
         for table in published:
-            row = rows.get(table.oid) or rows.get(table.full_name)
+            row = rows.get(table.oid)
             if row is None:
                 unknown.append(table)
             elif row.is_paused or (row.is_late and not row.is_again):
@@ -360,10 +358,7 @@ class HealRun:
                 await asyncio.sleep(_POLL_S)
 
     async def _compare(
-        self,
-        target: Sequence[settings.Connection],
-        snapshot: SourceSnapshot,
-        tables: _Tables,
+        self, target: Sequence[settings.Connection], snapshot: SourceSnapshot, tables: _Tables
     ) -> list[HealPlan]:
         name = f"parapply heal {self._name}"
         async with AsyncExitStack() as reading:

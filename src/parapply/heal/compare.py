@@ -106,12 +106,7 @@ class TableComparison:
     """Compares tables one after the other, over several sessions on each end."""
 
     def __init__(
-        self,
-        source: Sequence[slot.Connection],
-        target: Sequence[settings.Connection],
-        *,
-        max_rows: int,
-        bar: Bar,
+        self, source: Sequence[slot.Connection], target: Sequence[settings.Connection], *, max_rows: int, bar: Bar
     ) -> None:
         self._source = source[0]
         self._target = target[0]

@@ -45,12 +45,7 @@ _AGAIN: Final = "stop the clients that write to it, and run the same command aga
 
 
 async def check_temporary(target: settings.Connection) -> None:
-    """Refuse a role that may not make temporary tables.
-
-    Raises:
-        TargetRefused: it may not.
-        TargetLost: the connection broke.
-    """
+    """Raise TargetRefused if the role may not make temporary tables."""
     query = sql.SQL(
         "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY'),"
         " pg_catalog.quote_ident(pg_catalog.current_database()), pg_catalog.quote_ident(CURRENT_USER)"

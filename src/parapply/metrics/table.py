@@ -16,7 +16,6 @@ from parapply.vocabulary import (
     CutoverStep,
     DaemonState,
     Mode,
-    Reading,
     RetryReason,
     WaitKind,
     WorkerState,
@@ -48,7 +47,6 @@ STAGES: Final = ("queued", "dependency", "execute", "turn", "commit")
 OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 MODES: Final = tuple(Mode)
 COMMAND_OUTCOMES: Final = (CommandOutcome.APPLIED, CommandOutcome.LEFT_OUT)
-READINGS: Final = tuple(Reading)
 ENDS: Final = ("source", "target")
 #: Reasons of a retry besides the SQLSTATEs, which are an open set.
 RETRY_REASONS: Final = tuple(RetryReason)
@@ -58,7 +56,6 @@ OUTCOMES: Final = tuple([outcome for outcome in ConflictOutcome if outcome is no
 #: States of a step of `parapply migrate`, and the steps of `parapply cutover`, as their tables name them.
 STEP_STATES: Final = ("running", "failed", "done")
 CUTOVER_STEPS: Final = (*[step for step in CutoverStep if step is not CutoverStep.UNDOING], CutoverStep.UNDOING)
-POSITIONS: Final = ("source", "received", "highest", "lowest", "durable", "confirmed")
 
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
 _BYTES = tuple(1024 * 4**power for power in range(8))
@@ -157,9 +154,7 @@ WAITS: Final = _counter(
     ("table", "kind"),
 )
 WAIT_SECONDS: Final = _counter(
-    "parapply_dependency_wait_seconds_total",
-    "Seconds they waited before they could start.",
-    ("table", "kind"),
+    "parapply_dependency_wait_seconds_total", "Seconds they waited before they could start.", ("table", "kind")
 )
 
 RETRIES: Final = _counter(
@@ -218,8 +213,7 @@ PREPARED: Final = Metric(
     "parapply_prepared_transactions", "Transactions prepared on the target that wait for their outcome."
 )
 TABLES_WAITING: Final = Metric(
-    "parapply_tables_waiting",
-    "Tables that are published and not applied, until `parapply refresh` copies them.",
+    "parapply_tables_waiting", "Tables that are published and not applied, until `parapply refresh` copies them."
 )
 APPLYLOG_DROPPED: Final = _counter(
     "parapply_applylog_dropped_total", "Records of the apply log that were lost: disk full or too slow."

@@ -148,12 +148,7 @@ async def reach(  # noqa: PLR0913, PLR0917  whose, where to
 async def small_lag(  # noqa: PLR0913, PLR0917  whose, how small
     config: Config, target: Connection, slot_id: int, daemon: Daemon, max_lag_s: float, counter: Counter
 ) -> float:
-    """Return the lag in seconds once it is small.
-
-    Raises:
-        ParapplyError: the daemon has ended before.
-        TargetRefused, TargetLost: the progress cannot be read.
-    """
+    """Return the lag in seconds once it is small; raise ParapplyError if the daemon has ended before."""
     n_looks = 0
     while True:
         low_lsn, lag_s, state, reason, late_s = await _progress(config, target, slot_id)
@@ -172,7 +167,6 @@ async def until_it_ends(config: Config, target: Connection, slot_id: int, daemon
 
     Raises:
         ParapplyError: it has ended without being stopped.
-        TargetRefused, TargetLost: the progress cannot be read.
     """
     # One of ours that has lost its session comes back.
     while daemon.is_running or await lease.holders(target, slot_id):

@@ -134,11 +134,7 @@ def _tablespace(name: str, owner: str, location: str, options: list[str], grants
 
 
 async def lock(target: TargetConnection) -> None:
-    """Return when no other command makes objects of the server; the session keeps the lock until it ends.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return when no other command makes objects of the server; the session keeps the lock until it ends."""
     with target_errors("waiting for another migration"):
         await rows(target, sql.SQL(_LOCK))
 
@@ -149,11 +145,7 @@ async def databases(target: TargetConnection) -> frozenset[str]:
 
 
 async def missing_tablespaces(target: TargetConnection, wanted: Collection[DatabaseFacts]) -> list[Tablespace]:
-    """Return the tablespaces of databases that the target does not have.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the tablespaces of databases that the target does not have."""
     known = await _names(target, "tablespaces", "SELECT spcname FROM pg_catalog.pg_tablespace")
     found = {space.name: space for facts in wanted for space in facts.tablespaces if space.name not in known}
     return [found[name] for name in sorted(found)]
@@ -165,11 +157,7 @@ async def _names(target: TargetConnection, of: str, query: str) -> frozenset[str
 
 
 async def make_tablespace(target: TargetConnection, space: Tablespace, choice: Choice) -> None:
-    """Make a tablespace in the folder that it has on the publisher.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be made.
-    """
+    """Make a tablespace in the folder that it has on the publisher."""
     known = await _known_roles(target, space.owner, space.grants, choice, reader=None)
     new = _new_name(space.name)
     make = f"CREATE TABLESPACE {identifier(new)} LOCATION {literal(space.location)}"

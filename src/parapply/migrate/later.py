@@ -35,11 +35,7 @@ _DEADLOCK: Final = "40P01"
 
 
 def read(text: bytes) -> Script:
-    """Cut a script up.
-
-    Raises:
-        ConfigError: pg_dump has written what is not known here.
-    """
+    """Cut a script up; raise ConfigError if pg_dump has written what is not known here."""
     try:
         return parse(text.decode())
     except ValueError as error:
@@ -57,11 +53,7 @@ class Later:
         self._access = access
 
     async def run(self, items: Sequence[Item]) -> None:
-        """Run what is not done yet.
-
-        Raises:
-            TargetRefused, TargetLost: what was done before stays.
-        """
+        """Run what is not done yet; what was done before an error stays."""
         for together in runs(items):
             left = deque(together)
             again: list[Item] = []

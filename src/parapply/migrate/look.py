@@ -164,22 +164,14 @@ async def unneeded_reader(target: TargetConnection, sight: Sight) -> str:
 
 
 async def settings_left(target: TargetConnection, sight: Sight) -> list[str]:
-    """Return the settings of the publisher's database that the target's does not have.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the settings of the publisher's database that the target's does not have."""
     with target_errors("reading the database's settings"):
         known = {name for (name,) in await rows(target, sql.SQL(_SETTINGS))}
     return [name for name in sight.settings if name not in known]
 
 
 async def refusals(ends: Connections, sight: Sight, choice: Choice, *, has_roles: bool) -> AsyncIterator[ParapplyError]:
-    """Yield why the migration cannot be begun, the publisher's reasons last, as `init` does; nothing if it can.
-
-    Raises:
-        SourceLost, TargetLost: a connection broke.
-    """
+    """Yield why the migration cannot be begun, the publisher's reasons last, as `init` does; nothing if it can."""
     async for error in _of_target(ends, sight, choice, has_roles=has_roles):
         yield error
     for error in of_tables(sight):
@@ -238,8 +230,7 @@ async def _of_target(
         known = {
             name: bool(may_own)
             for name, may_own in await rows(
-                ends.target,
-                sql.SQL("SELECT rolname, pg_catalog.pg_has_role(oid, 'MEMBER') FROM pg_catalog.pg_roles"),
+                ends.target, sql.SQL("SELECT rolname, pg_catalog.pg_has_role(oid, 'MEMBER') FROM pg_catalog.pg_roles")
             )
         }
         available = {

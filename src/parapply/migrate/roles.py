@@ -60,11 +60,7 @@ class RolesMade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def missing(ends: Connections) -> list[str]:
-    """Return the names of the roles that `bring` would make.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the names of the roles that `bring` would make."""
     with source_errors("reading the roles"):
         there = await read_rows(ends.source, _ROLES)
     with target_errors("reading the roles"):

@@ -192,7 +192,7 @@ class _Several:
                     self._facts[name] = await self._look(self._members[name].config)
             for names in self._by_servers():
                 await self._of_servers(names, is_dry=is_dry)
-            order = [name for name in self._by_size() if name not in self._ended]
+            order = sorted(self._facts.keys() - self._ended, key=lambda name: (-self._facts[name].size_bytes, name))
             self._board.order({name: self._facts[name].size_bytes for name in order})
             places = Places(self._options.jobs, self._options.max_bytes_per_s)
             # As many as connections, because the snapshot of a database that waits for one would age.
@@ -202,9 +202,6 @@ class _Several:
                     doing = self._begin(name, None if is_dry else Access(places, rank), room)
                     group.create_task(doing, name=f"of-{rank}")
         return {name: self._ended[name] for name in self._members}, self._missing
-
-    def _by_size(self) -> list[str]:
-        return sorted(self._facts, key=lambda name: (-self._facts[name].size_bytes, name))
 
     def _by_servers(self) -> Iterator[list[str]]:
         found = defaultdict(list)

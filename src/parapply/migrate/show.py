@@ -85,9 +85,7 @@ class Screen:
     def copying(self, step: MigrationStep, rows_before: int) -> Callable[[CopyProgress], None]:
         """Return a listener for a copy's progress that writes documents; without them the copy's own bar shows it.
 
-        Args:
-            step: of the migration.
-            rows_before: that earlier commands have copied; the bytes are of this command alone, for the rate.
+        Rows of earlier commands also count; bytes are of this command alone, for the rate.
         """
 
         def tell(now: CopyProgress) -> None:
@@ -219,11 +217,7 @@ class Counter:
 
 
 async def show_steps(config: Config, *, as_json: bool) -> int:
-    """Print the steps and the progress of each; run none.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
-    """
+    """Print the steps and the progress of each; run none."""
     known = await steps(config)
     if as_json:
         click.echo(msgspec.json.encode([known[step] for step in MigrationStep if step in known]).decode())
@@ -240,11 +234,7 @@ async def show_steps(config: Config, *, as_json: bool) -> int:
 
 
 async def steps(config: Config) -> dict[str, migrations.StepRow]:
-    """Return the steps that were begun, by name.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
-    """
+    """Return the steps that were begun, by name."""
     async with connect.open_both(config, "migrate") as ends:
         facts = await slot.inspect(ends.source, config.source.slot)
         return await migrations.load(ends.target, migration_of(config, facts))
@@ -253,7 +243,5 @@ async def steps(config: Config) -> dict[str, migrations.StepRow]:
 def migration_of(config: Config, facts: slot.SourceFacts) -> migrations.Migration:
     """Return the names that identify the migration of a slot."""
     return migrations.Migration(
-        schema=config.target.state_schema,
-        slot_name=config.source.slot,
-        system_identifier=facts.system_identifier,
+        schema=config.target.state_schema, slot_name=config.source.slot, system_identifier=facts.system_identifier
     )

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from parapply.model import Until
     from parapply.runtime.daemon import Heal
     from parapply.runtime.observe.gauges import Parts
-    from parapply.runtime.shares import SlotClaims
 
 #: Seconds until a slot that failed is started again, at first and at most.
 _FIRST_PAUSE_S: Final = 1.0
@@ -326,7 +325,14 @@ class _FleetDaemon:
             share_out(self._fleet.totals, [(slot.shared, claims) for slot, claims in claimed])
             self._divided = divided
         most = self._fleet.totals.max_connections
-        n_taken = sum([_connections(slot, claims) for slot, claims in claimed if slot.may_begin])
+        n_taken = sum(
+            [
+                # Sessions that it has, or may open before the next look.
+                CONTROL_CONNECTIONS + max(claims.workers.holds, slot.shared.share.most_workers)
+                for slot, claims in claimed
+                if slot.may_begin
+            ]
+        )
         for slot, claims in claimed:
             needed = CONTROL_CONNECTIONS + claims.workers.own
             if not slot.may_begin and (not most or n_taken + needed <= most):
@@ -351,8 +357,3 @@ def _line(reports: Sequence[dict[str, Any]]) -> str:
     waiting = [report["slot"] for report in reports if not report["ready"]]
     named = ", ".join(waiting[:_MOST_NAMED]) + (", ..." if len(waiting) > _MOST_NAMED else "")
     return f"{len(reports) - len(waiting)} of {len(reports)} slots apply" + (f"; not {named}" if named else "")
-
-
-def _connections(slot: _Slot, claims: SlotClaims) -> int:
-    """Return the sessions that a slot has on the target, or may open before the next look."""
-    return CONTROL_CONNECTIONS + max(claims.workers.holds, slot.shared.share.most_workers)

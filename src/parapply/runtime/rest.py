@@ -73,12 +73,9 @@ class Rest:
             self._asleep.discard(wake)
 
     async def sleep(self, usual_s: float, rest_s: float | None = None, *, until: asyncio.Event | None = None) -> None:
-        """Wait until the next look is due.
+        """Wait until the next look is due, by seconds without rest and at rest, or until an event.
 
-        Args:
-            usual_s: seconds without rest.
-            rest_s: seconds at rest, up to one more, unless it ends before; None: `LONG_S`.
-            until: the look is also due when this is set.
+        At rest it is up to a second more, unless rest ends before; None: `LONG_S`.
         """
         rest_s = LONG_S if rest_s is None else rest_s
         is_on = rest_s > usual_s and self.is_on

@@ -459,11 +459,7 @@ class Connector:
     ) -> SlotStream:
         source = self._config.source
         start = options.start_options(
-            facts.server_version_num,
-            source.publications,
-            source.origin,
-            streaming=streaming,
-            two_phase=two_phase,
+            facts.server_version_num, source.publications, source.origin, streaming=streaming, two_phase=two_phase
         )
 
         def command(start_lsn: int) -> str:

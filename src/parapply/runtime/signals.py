@@ -36,11 +36,8 @@ class Signals:
     def listen(self, *, stopping: Callable[[], None], reload: Callable[[], bool]) -> None:
         """Handle signals from now on: SIGTERM and SIGINT drain, a second one aborts; SIGHUP, SIGUSR1.
 
-        SIGHUP asks for another configuration, or comes from a terminal that closes; then it is an end.
-
-        Args:
-            stopping: called when the daemon shall end.
-            reload: called by SIGHUP; returns whether the settings that it found need another epoch.
+        SIGHUP calls `reload`, which returns whether its settings need another epoch, or comes from a terminal that
+        closes; then it is an end. `stopping` is called when the daemon shall end.
         """
         terminals = [number for number in _STANDARD_FILES if os.isatty(number)]
 

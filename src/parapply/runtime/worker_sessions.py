@@ -43,11 +43,7 @@ class ConnectionsLeft(NamedTuple):
 
 
 async def connections_left(conn: settings.Connection) -> ConnectionsLeft:
-    """Return the connections that the target has left, less the part kept for others.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return the connections that the target has left, less the part kept for others."""
     with settings.target_errors("counting the target's connections"):
         ((free, most),) = await settings.rows(conn, _CONNECTIONS)
     kept = -(-most // _LEFT_TO_OTHERS)
@@ -87,11 +83,7 @@ class WorkerSessions:
         )
 
     async def open(self, number: int) -> WorkerSession | ParapplyError:
-        """Open the session of a worker; return the error if the target has no connection left for it.
-
-        Raises:
-            TargetLost, TargetRefused: as `WorkerSession.connect`.
-        """
+        """Open the session of a worker; return the error if the target has no connection left for it."""
         if self._shares_origin and not self._first:
             async with self._opening_first:
                 return await self._connect(number)

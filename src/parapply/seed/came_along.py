@@ -159,12 +159,7 @@ def _what(kind: CameAlong) -> str:
 async def clean(
     conn: Connection, schema: str, names: dict[CameAlong, list[str]], cleaned: Collection[CameAlong]
 ) -> list[str]:
-    """End what came along, of the kinds that are named, and return lines that say so.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
-    """
+    """End what came along, of the kinds that are named, and return lines that say so."""
     lines = []
     for kind, some in names.items():
         if kind not in cleaned:
@@ -184,11 +179,7 @@ async def clean(
 
 
 async def notes(conn: Connection) -> list[str]:
-    """Return lines about objects that need nothing, and that people should know of.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return lines about objects that need nothing, and that people should know of."""
     lines = []
     with target_errors("looking for what came along"):
         for query, words in _NOTES:
@@ -219,15 +210,8 @@ async def check_untouched(conn: Connection, oids: Collection[int]) -> list[Targe
     """Return why rows may have been written since the recovery: an error, or none.
 
     The server counts the rows that sessions write, and not those that recovery brings. It begins with zeros unless its
-    files came from a server that was shut down: then it has the publisher's counts (`counts_since`), and nothing can be
-    seen.
-
-    Args:
-        conn: session on the copy.
-        oids: the published tables.
-
-    Raises:
-        TargetLost: the connection broke.
+    files came from a server that was shut down: then it has the publisher's counts, which began at `counts_since`, and
+    nothing can be seen.
     """
     query = sql.SQL(
         "SELECT pg_catalog.format('%I.%I', t.schemaname, t.relname) FROM pg_catalog.pg_stat_user_tables AS t"  # noqa: S608

@@ -145,11 +145,9 @@ async def _make_publication(conn: slot.Connection, config: Config) -> None:
 async def seed(config: Config, options: SeedOptions) -> None:
     """Join a copy to the slot; doing it again changes nothing.
 
-    Raises:
-        ConfigError: a code of `despite` is none, or columns are to be replaced.
-        SourceRefused, SlotLost: the publisher or its slot cannot continue the copy.
-        TargetRefused: the target is no copy that can be joined, or something on it is in the way.
-        SourceLost, TargetLost: a connection broke; the same command goes on.
+    Raise ConfigError if a code of `despite` is none, or columns are to be replaced; SourceRefused or SlotLost if the
+    publisher or its slot cannot continue the copy; TargetRefused if the target is no copy that can be joined, or
+    something on it is in the way; SourceLost or TargetLost if a connection broke; the same command goes on.
     """
     _check_values(config)
     check_despite("seed", options.despite, [WRITES, *came_along.ARGUABLE])

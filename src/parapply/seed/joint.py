@@ -50,12 +50,7 @@ class Joint(NamedTuple):
 
 
 async def check_promoted(conn: Connection) -> None:
-    """Refuse a server that is still in recovery.
-
-    Raises:
-        TargetRefused: it is.
-        TargetLost: the connection broke.
-    """
+    """Raise TargetRefused if the server is still in recovery."""
     with target_errors("asking for the end of its recovery"):
         ((is_standby, lsn),) = await rows(
             conn, sql.SQL("SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.pg_last_wal_replay_lsn()::text")

@@ -107,11 +107,9 @@ class RangeLimits(msgspec.Struct, frozen=True, kw_only=True):
         return restart_bytes > _RESTART_RATIO * _LARGEST * self.range_bytes
 
     def next_bytes(self, restart_bytes: int, left_bytes: int) -> int:
-        """Return the length of the next range.
+        """Return the length of the next range, which takes all where it would leave only what the stream is for.
 
-        Args:
-            restart_bytes: of WAL that the publisher decodes again before it comes to the range.
-            left_bytes: to catch up. The range takes all of it where it would leave only what the stream is for.
+        The publisher decodes `restart_bytes` of WAL again before it comes to the range.
         """
         grown = max(self.range_bytes // _FIRST_PART, min(restart_bytes, self.range_bytes))
         length = max(grown, min(restart_bytes // _RESTART_RATIO, _LARGEST * self.range_bytes), 1)
@@ -229,11 +227,7 @@ def _last_cut(lsn: int) -> int:
 def why_leave(position: RangePosition, limits: RangeLimits, *, end_lsn: int = 0, message_bytes: int = 0) -> str:
     """Return why the stream takes over; empty: the next range follows.
 
-    Args:
-        position: before the next range.
-        limits: as configured.
-        end_lsn: of the last range, as it was asked for.
-        message_bytes: of a message of the last range, on average.
+    The last range was asked for up to `end_lsn`, and has messages of `message_bytes` on average.
     """
     if position.left_bytes <= limits.leave_bytes:
         return CAUGHT_UP

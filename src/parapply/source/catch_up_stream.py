@@ -142,16 +142,10 @@ class CatchUpStream:
         """Keep every other parapply off the slot until the connection ends, before `start` and `catch_up`.
 
         PostgreSQL does that for a stream only; a stream takes the lock as well because it would pass by one that reads
-        ranges.
+        ranges. The publisher may not have noticed that the last connection was left: its process is ended if it holds
+        the lock.
 
-        Args:
-            slot_name: of the slot.
-            own_pid: the publisher's process of the last connection, of which the publisher may not have noticed that it
-                was left: it is ended if it holds the lock.
-
-        Raises:
-            SlotBusy: another one has it.
-            SourceLost: the connection broke.
+        Raise SlotBusy if another one has it.
         """
         key = f"pg_catalog.hashtextextended({literal(f'parapply reads {slot_name}')}, 0)"
         with source_errors("claiming the slot"):

@@ -322,9 +322,8 @@ END $publish$;
 def install_sql(publications: Sequence[str], automatic: Automatic | None = None) -> str:
     """Return all of it as one text, to be run in one transaction by a role that may make it.
 
-    Args:
-        publications: that the target is subscribed to; the first gets the queue unless one of them has it.
-        automatic: what the event triggers record; None: none is made, and existing ones stay.
+    The first of the target's publications gets the queue unless one of them has it. Without `automatic` no event
+    trigger is made, and existing ones stay.
     """
     publish = sql.SQL(_PUBLISH).format(
         names=sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join([sql.Literal(name) for name in publications])),
@@ -348,12 +347,7 @@ def install_sql(publications: Sequence[str], automatic: Automatic | None = None)
 
 
 async def install(conn: Connection, publications: Sequence[str], automatic: Automatic | None = None) -> None:
-    """Make the queue and publish it, the arguments as for `install_sql`; all of it, or nothing.
-
-    Raises:
-        SourceRefused: a privilege is missing.
-        SourceLost: the connection broke.
-    """
+    """Make the queue and publish it, the arguments as for `install_sql`; all of it, or nothing."""
     with source_errors(f"making {'.'.join(QUEUE)}"):
         async with conn.transaction():
             await conn.execute(install_sql(publications, automatic).encode())
@@ -376,7 +370,6 @@ async def numbers(conn: Connection) -> frozenset[int]:
 
     Raises:
         SourceRefused: the role may not read it.
-        SourceLost: the connection broke.
     """
     with source_errors("reading the queue of commands"):
         cursor = await conn.execute("SELECT id FROM parapply.ddl_queue")

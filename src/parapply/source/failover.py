@@ -41,16 +41,7 @@ def unprotected(facts: SourceFacts) -> str:
 async def ensure(login: Login, facts: SourceFacts, slot_name: str, wanted: str) -> SourceFacts:
     """Make the slot a failover slot if that is wanted and possible; return the facts as they are then.
 
-    Args:
-        login: of the publisher.
-        facts: just read, and checked.
-        slot_name: of the slot.
-        wanted: `source.failover`.
-
-    Raises:
-        SlotBusy: a process reads the slot.
-        SourceRefused: the server does not take it.
-        SourceLost: the connection broke.
+    Raise SlotBusy if a process reads the slot, SourceRefused if the server does not take it.
     """
     found = facts.slot
     is_possible = facts.server_version_num >= _SINCE and not facts.is_in_recovery

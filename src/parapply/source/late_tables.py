@@ -137,11 +137,7 @@ async def marks(conn: Connection, publications: Sequence[str]) -> tuple[str, ...
 
 
 async def places(conn: Connection, publications: Sequence[str], oid: int) -> tuple[TablePlace, ...]:
-    """Return a table and the partitioned tables above it, from the bottom up; nothing if it is gone.
-
-    Raises:
-        SourceRefused, SourceLost: they could not be read.
-    """
+    """Return a table and the partitioned tables above it, from the bottom up; nothing if it is gone."""
     with source_errors("reading what is known of a table"):
         found = await entry_rows(conn, _LINE, [list(publications), oid])
     return tuple(
@@ -164,14 +160,7 @@ async def uncovered(
 ) -> list[tuple[int, Name]]:
     """Return the published tables that are not known, nor published as a partitioned table above them that is.
 
-    Args:
-        conn: plain session on the publisher.
-        publications: whose tables are looked for.
-        known_oids: of tables.
-        root_oids: of those below which partitions are published as them.
-
-    Raises:
-        SourceRefused, SourceLost: they could not be read.
+    Partitions below `root_oids` are published as these.
     """
     with source_errors("looking for tables published since"):
         found = await entry_rows(conn, _UNCOVERED, [list(publications), list(known_oids), list(root_oids)])
@@ -179,11 +168,7 @@ async def uncovered(
 
 
 async def oids(conn: Connection, names: Sequence[Name]) -> dict[Name, int]:
-    """Return the OIDs of tables by their names; one that does not exist has none.
-
-    Raises:
-        SourceRefused, SourceLost: they could not be read.
-    """
+    """Return the OIDs of tables by their names; one that does not exist has none."""
     query: LiteralString = """
         SELECT n.nspname, c.relname, c.oid::bigint
           FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)
@@ -196,11 +181,7 @@ async def oids(conn: Connection, names: Sequence[Name]) -> dict[Name, int]:
 
 
 async def names(conn: Connection, oids: Collection[int]) -> dict[int, Name]:
-    """Return the names that tables have now; a table that is gone has none.
-
-    Raises:
-        SourceRefused, SourceLost: they could not be read.
-    """
+    """Return the names that tables have now; a table that is gone has none."""
     query: LiteralString = """
         SELECT c.oid::bigint, n.nspname, c.relname FROM pg_catalog.pg_class AS c
           JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = ANY ($1::oid[])"""
@@ -211,9 +192,7 @@ async def names(conn: Connection, oids: Collection[int]) -> dict[int, Name]:
 def why_not_whole(line: Sequence[TablePlace], known: Collection[str]) -> str:
     """Return why the stream may lack rows of a table; empty: it has all of them.
 
-    Args:
-        line: as `places` gives it.
-        known: marks of a time at which the stream had begun.
+    `known` are marks of a time at which the stream had begun.
     """
     if not line:
         return "it is no longer on the publisher"

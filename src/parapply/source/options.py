@@ -70,14 +70,9 @@ _LATER_SETTINGS: tuple[tuple[int, str, str], ...] = (
 
 
 def streaming_of(server_version_num: int, wanted: str) -> str:
-    """Return how transactions in progress are streamed: off, on or parallel.
+    """Return how transactions in progress are streamed: off, on or parallel; `auto` is the best that the server has.
 
-    Args:
-        server_version_num: of the publisher, for example 180004.
-        wanted: one of these, or `auto` for the best that the server has.
-
-    Raises:
-        SourceRefused: the publisher is too old for what is wanted.
+    Raise SourceRefused if the publisher is too old for what is wanted.
     """
     best = "parallel" if server_version_num >= _PARALLEL_SINCE else "on"
     best = best if server_version_num >= _STREAMING_SINCE else "off"
@@ -190,12 +185,7 @@ _KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_cou
 
 
 def source_conninfo(
-    dsn: str,
-    *,
-    application_name: str,
-    is_replication: bool,
-    connect_timeout_s: int,
-    decoding_memory_bytes: int = 0,
+    dsn: str, *, application_name: str, is_replication: bool, connect_timeout_s: int, decoding_memory_bytes: int = 0
 ) -> str:
     """Return the connection string of a session on the publisher, with its settings pinned.
 

@@ -113,13 +113,7 @@ _CAME_BACK: Final = "it was attached, or moved into its schema, again: changes f
 async def published(conn: Connection, publications: Sequence[str], oids: Collection[int] | None) -> dict[int, str]:
     """Return how tables are published, as the stream names them, without tables that are not.
 
-    Args:
-        conn: plain session on the publisher; in a transaction with a snapshot it shows that time.
-        publications: whose entries count.
-        oids: of tables; None: all.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be read.
+    In a transaction with a snapshot the session shows that time. Without OIDs all tables are returned.
     """
     with source_errors("reading how tables are published"):
         found = await entry_rows(conn, _WAYS, [list(publications), None if oids is None else list(oids)])
@@ -129,24 +123,15 @@ async def published(conn: Connection, publications: Sequence[str], oids: Collect
 
 
 async def attached_full(conn: Connection, publications: Sequence[str], oids: Collection[int]) -> list[tuple[int, str]]:
-    """Return those partitions, with their names, that may have had rows when they were put in their place.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be read.
-    """
+    """Return those partitions, with their names, that may have had rows when they were put in their place."""
     with source_errors("looking into partitions"):
         return [(oid, name) for oid, name in await entry_rows(conn, _BELOW + _FULL, [list(publications), list(oids)])]
 
 
 def why_incomplete(before: str, now: str) -> str:
-    """Return why changes of a table may be missing that was published one way and is now published another.
+    """Return why changes of a table may be missing that was published one way and is now another; empty: none are.
 
-    Args:
-        before: marks of an earlier look, empty if it was not published then.
-        now: marks of now, of a table that is published.
-
-    Returns:
-        The reason; empty: all of its changes were published all the time.
+    Marks are of an earlier look, empty if it was not published then, and of now.
     """
     known, ways = set(_ways(before)), set(_ways(now))
     # Fewer kinds of changes than before is what the operator wanted, and loses nothing that was to come.

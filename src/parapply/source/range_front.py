@@ -90,11 +90,7 @@ class RangeFront:
     def end_inside(self, asked: Asked, last_lsn: int | None) -> RangesEnd:
         """Return where the ranges end if a transaction in progress began in one.
 
-        Nothing of it was handed over, nor anything after its beginning: what was, ends with a Commit.
-
-        Args:
-            asked: the range.
-            last_lsn: end of that Commit; None: nothing was handed over.
+        Nothing of it was handed over, nor anything after its beginning: what was, ends with a Commit, at `last_lsn`.
         """
         reason = catch_up.IN_PROGRESS if self._plan.is_streaming else catch_up.IN_PROGRESS_WHOLE
         return RangesEnd(asked.begin_lsn if last_lsn is None else last_lsn, reason)

@@ -83,12 +83,9 @@ class RangeOrder:
             self._early.setdefault(number, []).append((frames, n_bytes))
 
     def end(self, number: int, lsn: int, reason: str) -> None:
-        """Take the end of a range.
+        """Take the end of a range: everything of the slot up to there is in this range and those before it.
 
-        Args:
-            number: of the range.
-            lsn: everything of the slot up to there is in this range and those before it.
-            reason: why the stream takes over there; empty: the next range follows.
+        `reason`: why the stream takes over there; empty: the next range follows.
         """
         if not self.wants(number):
             return

@@ -73,7 +73,6 @@ async def check(  # noqa: PLR0913
 
     Raises:
         SourceRefused: the stream must not start.
-        SourceLost: the connection broke.
     """
     facts = await with_timeline(conn, facts, login)
     if known and known.high_lsn > facts.flush_lsn:
@@ -87,11 +86,7 @@ async def check(  # noqa: PLR0913
 
 
 async def with_timeline(conn: Connection, facts: SourceFacts, login: Login) -> SourceFacts:
-    """Return facts with the timeline that a standby replays now.
-
-    Raises:
-        SourceRefused, SourceLost: as `replayed_timeline`.
-    """
+    """Return facts with the timeline that a standby replays now."""
     if not facts.is_in_recovery:
         return facts
     return msgspec.structs.replace(facts, timeline=await replayed_timeline(conn, login))
@@ -184,17 +179,10 @@ def check_server(facts: SourceFacts) -> None:
 
 
 async def check_undecided(conn: Connection, facts: SourceFacts) -> None:
-    """Refuse to adopt a slot that may lie behind a PREPARE whose outcome is still to come.
+    """Refuse to adopt a slot, not made just now, that may lie behind a PREPARE whose outcome is still to come.
 
-    Only the outcome would come then: the reader before was sent the PREPARE.
-
-    Args:
-        conn: plain session on the publisher.
-        facts: the publisher; the slot exists, and was not made just now.
-
-    Raises:
-        SourceRefused: something is prepared, or that cannot be seen.
-        SourceLost: the connection broke.
+    Only the outcome would come then: the reader before was sent the PREPARE. Raise SourceRefused if something is
+    prepared, or that cannot be seen.
     """
     if facts.slot is None or not facts.slot.is_two_phase:
         return
@@ -308,9 +296,7 @@ def _check_kind(slot: SlotFacts, database: str) -> None:
 def check_own_and_idle(facts: SourceFacts) -> None:
     """Refuse to drop a slot that another program has made, or that a process reads.
 
-    Raises:
-        SourceRefused: it is of another plugin or database, or temporary.
-        SlotBusy: a process reads it.
+    Raise SourceRefused if it is of another plugin or database, or temporary; SlotBusy if a process reads it.
     """
     found = facts.slot
     if found is None:
@@ -332,7 +318,6 @@ async def timeline_history(login: Login, timeline: int) -> dict[int, int]:
 
     Raises:
         SourceRefused: the role lacks REPLICATION, or the history file is gone.
-        SourceLost: the connection broke.
     """
     if timeline <= 1:
         return {}

@@ -67,11 +67,7 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_synced: bool = False  # 17 and later: as it came from a primary
 
     def retained_bytes(self, flush_lsn: int) -> int | None:
-        """Return the bytes of WAL that the publisher keeps for the slot, None if it is lost.
-
-        Args:
-            flush_lsn: end of the publisher's WAL.
-        """
+        """Return the bytes of WAL that the publisher keeps for the slot up to `flush_lsn`, None if it is lost."""
         return None if self.restart_lsn is None else max(0, flush_lsn - self.restart_lsn)
 
 
@@ -164,11 +160,7 @@ def _source_error(doing: str, error: psycopg.Error) -> ConfigError | SourceRefus
 
 
 async def databases(conn: Connection) -> list[tuple[str, bool, bool]]:
-    """Return name, whether it is a template, and whether it allows connections, of each database of the server.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return name, whether it is a template, and whether it allows connections, of each database of the server."""
     query: LiteralString = "SELECT datname, datistemplate, datallowconn FROM pg_catalog.pg_database ORDER BY datname"
     with source_errors("reading the names of the databases"):
         return [(name, is_template, allows) for name, is_template, allows in await read_rows(conn, query)]
@@ -285,11 +277,7 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
 
 
 async def state_schemas(conn: Connection) -> frozenset[str]:
-    """Return the schemas of parapplies that apply, or applied, to the publisher.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return the schemas of parapplies that apply, or applied, to the publisher."""
     query: LiteralString = f"SELECT schema_name::text FROM {STATE_SCHEMAS_SQL} AS own"  # noqa: S608 - a constant
     with source_errors("looking for state schemas"):
         return frozenset([str(schema) for (schema,) in await read_rows(conn, query)])
@@ -320,11 +308,7 @@ async def position(conn: Connection) -> SourcePosition:
 
 
 async def log_running(conn: Connection) -> bool:
-    """Have the publisher log its running transactions, where decoding may begin later; return whether the role may.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Have the publisher log its running transactions, where decoding may begin later; return whether the role may."""
     if conn.info.server_version < _LOGS_RUNNING_SINCE:
         return False
     function = "pg_catalog.pg_log_standby_snapshot()"
@@ -339,13 +323,7 @@ async def log_running(conn: Connection) -> bool:
 async def replayed_timeline(conn: Connection, login: Login) -> int:
     """Return the timeline that a server replays or writes, which SQL does not show on a standby.
 
-    Args:
-        conn: plain session on the server.
-        login: to open a replication session there.
-
-    Raises:
-        SourceRefused: the role lacks REPLICATION.
-        SourceLost: the connection broke, or the DSN leads to another server than the session.
+    Raise SourceRefused if the role lacks REPLICATION, SourceLost if the DSN leads to another server than the session.
     """
     started = "SELECT pg_catalog.pg_postmaster_start_time()::text"
     asking = await connect(login, application_name="parapply timeline", is_replication=True)
@@ -382,13 +360,8 @@ class StreamSender(NamedTuple):
     async def is_rolled_back(self, xid: int) -> bool:
         """Return whether a transaction whose PREPARE was sent was rolled back; False if that is not certain.
 
-        The slot's catalog_xmin keeps what the server knows of a transaction until its PREPARE is confirmed.
-
-        Args:
-            xid: as the stream has it, without its epoch.
-
-        Raises:
-            SourceLost: the connection broke.
+        The slot's catalog_xmin keeps what the server knows of a transaction until its PREPARE is confirmed. The
+        stream's xid has no epoch.
         """
         next_query: LiteralString = """
             SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text
@@ -405,9 +378,7 @@ class StreamSender(NamedTuple):
 def full_xid(xid: int, near: int) -> int:
     """Return a transaction id with its epoch: all that a server remembers lies within 2^31 of the next one.
 
-    Args:
-        xid: without its epoch.
-        near: the next one to be given, or one given not long ago, with its epoch.
+    `near` is the next one to be given, or one given not long ago, with its epoch.
     """
     return near + (xid - near + _HALF_OF_XIDS) % (2 * _HALF_OF_XIDS) - _HALF_OF_XIDS
 
@@ -441,7 +412,6 @@ async def check_publications(conn: Connection, names: Sequence[str]) -> frozense
 
     Raises:
         SourceRefused: at least one is missing; the message lists what there is.
-        SourceLost: the connection broke.
     """
     with source_errors("reading the publications"):
         query: LiteralString = (
@@ -502,9 +472,6 @@ async def tables_to_expect(conn: Connection, names: Sequence[str]) -> tuple[tupl
 
     pgoutput announces a partition along with the root that it is published as. The view takes long for each table, and
     locks it since version 16; this reads the catalogue.
-
-    Raises:
-        SourceLost: the connection broke.
     """
     query: LiteralString = """
         WITH entry (relid, nspid) AS MATERIALIZED (
@@ -535,7 +502,6 @@ async def check_room(conn: Connection) -> None:
 
     Raises:
         SourceRefused: all of max_replication_slots are in use.
-        SourceLost: the connection broke.
     """
     query: LiteralString = (
         "SELECT pg_catalog.current_setting('max_replication_slots')::int > pg_catalog.count(*)"
@@ -570,10 +536,7 @@ async def create_slot(conn: Connection, slot_name: str, *, two_phase: bool = Fal
 async def advance_slot(conn: Connection, slot_name: str, lsn: int) -> None:
     """Move the slot forward to an LSN, which is durable on the target.
 
-    Raises:
-        SlotBusy: a process reads it.
-        SourceRefused: it is not there, or is past the LSN.
-        SourceLost: the connection broke.
+    Raise SlotBusy if a process reads it; SourceRefused if it is not there, or is past the LSN.
     """
     query: LiteralString = "SELECT pg_catalog.pg_replication_slot_advance($1::name, $2::pg_lsn)"
     with source_errors(f"moving the slot {slot_name!r}"):
@@ -598,10 +561,7 @@ async def copy_slot(conn: Connection, slot_name: str, new_name: str) -> int:
 async def drop_slot(conn: Connection, slot_name: str) -> None:
     """Drop the slot.
 
-    Raises:
-        SlotBusy: a process reads it.
-        SourceRefused: it is not there, or the role lacks REPLICATION.
-        SourceLost: the connection broke.
+    Raise SlotBusy if a process reads it; SourceRefused if it is not there, or the role lacks REPLICATION.
     """
     with source_errors(f"dropping the slot {slot_name!r}"):
         await read_rows(conn, "SELECT pg_catalog.pg_drop_replication_slot($1::name)", [slot_name])

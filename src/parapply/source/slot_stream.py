@@ -66,9 +66,7 @@ class SlotStream(Protocol):
     def drain(self, limit_bytes: int) -> list[bytes]:
         """Return the data frames at hand, at most about `limit_bytes`, without waiting.
 
-        Raises:
-            SourceLost, SourceRefused: the stream ended.
-            ProtocolError: it cannot be read.
+        Raise SourceLost or SourceRefused if the stream ended, ProtocolError if it cannot be read.
         """
 
     @property

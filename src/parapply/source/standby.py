@@ -16,14 +16,10 @@ _NAME: Final = re.compile(r'"((?:[^"]|"")*)"|([^\s,()"]+)')
 
 
 def is_named(standby_names: str, name: str) -> bool:
-    """Return whether commits wait for a standby, or would if one before it in the list went away.
+    """Return whether commits wait for a standby, by `synchronous_standby_names`, or would if one before it went away.
 
-    A standby called `first`, `any` or as a number of standbys is taken to be named wherever such a word stands: it
-    then only reports more often.
-
-    Args:
-        standby_names: the publisher's `synchronous_standby_names`.
-        name: the reader's application_name.
+    A standby called `first`, `any` or as a number of standbys is taken to be named wherever such a word stands: it then
+    only reports more often.
     """
     found = [quoted.replace('""', '"') or word for quoted, word in _NAME.findall(standby_names)]
     return any(one == "*" or _folded(one) == _folded(name) for one in found)

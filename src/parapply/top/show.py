@@ -27,7 +27,6 @@ async def once(config: Config, interval_s: float, *, as_json: bool) -> None:
 
     Raises:
         TargetRefused: the target knows nothing of the slot.
-        TargetLost: the target cannot be reached.
     """
     (one,) = await twice({"": config}, interval_s)
     if one.error is not None:

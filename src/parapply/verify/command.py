@@ -448,11 +448,7 @@ async def compared_of(
 
 
 async def target_leaves(target: settings.Connection, tables: Sequence[PublishedTable]) -> dict[int, list[Leaf]]:
-    """Return the target's relations of each table, by its OID on the publisher.
-
-    Raises:
-        TargetRefused, TargetLost: they could not be read.
-    """
+    """Return the target's relations of each table, by its OID on the publisher."""
     query = sql.SQL(
         "SELECT w.name::pg_catalog.regclass::oid::bigint"
         " FROM unnest($1::text[]) WITH ORDINALITY AS w(name, number) ORDER BY w.number"

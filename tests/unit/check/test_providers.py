@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from parapply.check import show
-from parapply.check.kinds import KINDS, Code, End, Finding
+from parapply.check.kinds import Code, End, Finding
 from parapply.check.look import Report
 from parapply.check.providers import RULES, ProviderEnd, ProviderRule, Ruling, Status, rulings, with_fixes
 from parapply.check.server import SETTINGS, Server
@@ -44,7 +44,7 @@ def test_a_rule_is_whole(rule: ProviderRule) -> None:
     assert rule.says
     assert rule.do
     assert not rule.fix or rule.code
-    assert rule.code is None or {KINDS[rule.code].end} == {*rule.ends}
+    assert rule.code is None or {rule.code.value.end} == {*rule.ends}
     assert not rule.setting or rule.setting in SETTINGS
     section, _, name = rule.key.partition(".")
     assert not section or name in SECTIONS[section].__struct_fields__

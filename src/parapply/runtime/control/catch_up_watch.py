@@ -50,9 +50,7 @@ class CatchUpWatch:
     async def run(self) -> None:
         """Check until cancelled.
 
-        Raises:
-            StreamLeft: the stream is behind.
-            SourceLost: the plain session on the publisher ended.
+        Raise StreamLeft if the stream is behind, SourceLost if the plain session on the publisher ended.
         """
         clock = asyncio.get_running_loop().time
         behind = FallingBehind(behind_bytes=self._behind_bytes, pause_s=self._pause_s, now_s=clock())

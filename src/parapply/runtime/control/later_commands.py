@@ -63,13 +63,7 @@ class LaterCommands:
     """Its task writes; intake calls and waits."""
 
     def __init__(
-        self,
-        config: Config,
-        slot_id: int,
-        control_pool: ControlPool,
-        *,
-        tables: TablePlans,
-        figures: Figures,
+        self, config: Config, slot_id: int, control_pool: ControlPool, *, tables: TablePlans, figures: Figures
     ) -> None:
         self._config = config
         self._slot_id = slot_id
@@ -152,7 +146,8 @@ class LaterCommands:
             is_done = one.is_begun and (found is not None) == is_create_index(command.command)
             if not is_done:
                 if not one.is_begun and (found is None) == is_create_index(command.command):
-                    await self._begin(one)
+                    async with self._control_pool.session() as asking:
+                        await commands.begin(asking, self._config.target.state_schema, one.key)
                 failpoints.probe(failpoints.LATER_BEGUN)
                 await self._execute(conn, command)
             failpoints.probe(failpoints.LATER_DONE)
@@ -184,10 +179,6 @@ class LaterCommands:
         found = await _index(conn, command)
         if is_create_index(command.command) and not (found and found[1]):
             raise StatementFailed("the existing index is INVALID", sqlstate="")
-
-    async def _begin(self, one: PendingCommand) -> None:
-        async with self._control_pool.session() as conn:
-            await commands.begin(conn, self._config.target.state_schema, one.key)
 
     async def _note(self, one: PendingCommand, outcome: CommandOutcome, reason: str) -> None:
         async with self._control_pool.session() as conn:

@@ -36,12 +36,7 @@ class Progress:
     """Fields are written by its own task, and through `keepalive` and `committed` by intake and the workers."""
 
     def __init__(
-        self,
-        control: Connection,
-        place: StatePlace,
-        reader: SlotReader,
-        batcher: Batcher,
-        durability: Durability,
+        self, control: Connection, place: StatePlace, reader: SlotReader, batcher: Batcher, durability: Durability
     ) -> None:
         """Start with the target's state; the control session is only used here while the epoch runs."""
         self._control = control
@@ -72,10 +67,8 @@ class Progress:
     async def run(self) -> None:
         """Keep the target's record and the publisher informed until `--until` is durable or `finish` is called.
 
-        Raises:
-            SourceLost: the stream ended, the publisher is silent, or it shuts down and waits for us.
-            TargetLost: the control session ended.
-            TargetRefused: the state is gone.
+        Raise SourceLost if the stream ended, the publisher is silent, or it shuts down and waits for us; TargetLost if
+        the control session ended; TargetRefused if the state is gone.
         """
         durability, clock = self._durability, self._clock
         while self._last_word is None:
@@ -182,11 +175,7 @@ class Progress:
             self._news.set()
 
     async def advance(self) -> None:
-        """Write the watermark durably, then report it to the publisher.
-
-        Raises:
-            TargetLost, TargetRefused: as `state.advance`.
-        """
+        """Write the watermark durably, then report it to the publisher."""
         every_s = self._durability.shown_every_s(self._looked())
         low_lsn = self._durability.advances(self._clock(), every_s)
         shown, reason = self._last_word or self._engine.shown

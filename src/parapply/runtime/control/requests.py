@@ -91,10 +91,7 @@ class Requests:
     async def run(self) -> None:
         """Serve until cancelled.
 
-        Raises:
-            TargetLost: the connection ended.
-            TargetRefused: the state is gone.
-            SourceLost: the stream must start again.
+        Raise TargetRefused if the state is gone, SourceLost if the stream must start again.
         """
         try:
             await self._listen()

@@ -106,11 +106,7 @@ class Intervals:
         return self._clock(), time.thread_time(), self._reader.waited_s, self._reader.paused_s, held_s
 
     async def take(self) -> None:
-        """End the interval, take notice of it, and write it unless nothing was done in it.
-
-        Raises:
-            TargetLost, TargetRefused: the target could not be asked.
-        """
+        """End the interval, take notice of it, and write it unless nothing was done in it."""
         begun, self._begun = self._begun, self._now()
         before_cpu, self._cpu_then = self._cpu_then, self._cpu()
         length_s, cpu_s, waited_s, paused_s, throttled_s = (

@@ -69,14 +69,7 @@ class LogRun(NamedTuple):
 
 
 def batch_record(job: Job, of: LogRun, reading: Reading, target_names: tuple[TargetName, ...] = ()) -> BatchRecord:
-    """Return the record of a committed job.
-
-    Args:
-        job: committed.
-        of: the run that it committed in.
-        reading: how it was read from the slot.
-        target_names: of tables whose name there is another one.
-    """
+    """Return the record of a committed job."""
     slot, run, unix_minus_loop_s = of
     batch = job.batch
     wait = job.waited_for

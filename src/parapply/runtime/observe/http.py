@@ -40,26 +40,18 @@ class FleetSlot(NamedTuple):
     view: SlotView | None  # None: it has not begun yet
 
 
-class Endpoint:
+class Endpoint(HttpServer):
     """Opened by the daemon."""
 
     def __init__(self, answer: Callable[[str], Answer | None], paths: str = _PATHS) -> None:
         """Start without listening; `answer` returns None for an unknown path, and the client sees `paths`."""
-        self._answer = answer
-        self._paths = paths
-        self._server = HttpServer(self._resource, POLICY)
+        super().__init__(lambda path: answer(path) or (404, TEXT, f"{paths}\n".encode()), POLICY)
 
-    async def open(self, address: Address) -> None:
+    async def open(self, address: Address) -> tuple[str, int]:
         """Begin to listen; raise ConfigError if the address is taken, or not one of this machine."""
-        host, port = await self._server.open(address)
+        host, port = await super().open(address)
         get_logger().info("metrics_listening", host=host, port=port)
-
-    async def close(self) -> None:
-        """Stop listening; requests in progress are cut off."""
-        await self._server.close()
-
-    def _resource(self, path: str) -> Answer:
-        return self._answer(path) or (404, TEXT, f"{self._paths}\n".encode())
+        return host, port
 
 
 def endpoint_of(view: SlotView) -> Endpoint:

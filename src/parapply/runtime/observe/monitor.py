@@ -260,11 +260,7 @@ class Monitor:
         return lag_s
 
     async def show_last(self) -> None:
-        """Write the same as before for the last time: an epoch that has ended has no workers.
-
-        Raises:
-            TargetLost, TargetRefused: it could not be written.
-        """
+        """Write the same as before for the last time: an epoch that has ended has no workers."""
         await self._look_for_requests()
         await self._show()
         await self._intervals.take()

@@ -36,12 +36,7 @@ class StatusPage:
     """Asked by the endpoint; reads the others' fields."""
 
     def __init__(
-        self,
-        slot: str,
-        figures: Figures,
-        gauges: Gauges,
-        health: Health,
-        clock: Callable[[], float] = time.monotonic,
+        self, slot: str, figures: Figures, gauges: Gauges, health: Health, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._slot = slot
         self._figures = figures

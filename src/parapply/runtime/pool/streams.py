@@ -147,11 +147,6 @@ def buffer_of(job: StreamJob) -> StreamBuffer:
     return job.stream
 
 
-def _cut_block(block: Block, n_changes: int) -> Block:
-    """Return a block without its last changes, which stay where they are."""
-    return block._replace(runs=tuple([run for run in block.runs if run[0] < n_changes]), n_changes=n_changes)
-
-
 def piece_of(xid: int, changes: list[bytes | Relation], size_bytes: int, *, has_ddl: bool = False) -> Transaction:
     """Return changes as the planner takes them."""
     piece = Transaction(xid, 0, 0)
@@ -363,7 +358,10 @@ class StreamBuffers:
     def _cut(self, stream: StreamBuffer, number: int, index: int) -> None:
         """Forget the changes from a place on."""
         dropped = stream.blocks[number:]
-        kept = [_cut_block(dropped[0], index)] if index else []
+        kept = []
+        if index:
+            runs = tuple([run for run in dropped[0].runs if run[0] < index])
+            kept = [dropped[0]._replace(runs=runs, n_changes=index)]
         stream.blocks[number:] = kept
         stream.subs = {xid: place for xid, place in stream.subs.items() if place < (number, index)}
         stream.announced = [one for one in stream.announced if one.place < (number, index)]

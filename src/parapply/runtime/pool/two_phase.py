@@ -49,12 +49,7 @@ class TwoPhase:
     """Transactions prepared here. Written by the workers, one at a time, because each event is a separate batch."""
 
     def __init__(
-        self,
-        slot_id: int,
-        pending: dict[int, tuple[str, int]],
-        sender: StreamSender,
-        *,
-        is_each_noted: bool,
+        self, slot_id: int, pending: dict[int, tuple[str, int]], sender: StreamSender, *, is_each_noted: bool
     ) -> None:
         """Start with the transactions prepared on the target, as `target.prepared.pending` has them.
 
@@ -105,11 +100,7 @@ class TwoPhase:
         return is_rolled_back
 
     async def leave_out(self, session: WorkerSession, message: Prepare | StreamPrepare, record: Record) -> None:
-        """Record a PREPARE whose transaction was rolled back, without preparing anything; no transaction is open.
-
-        Raises:
-            TargetLost: the connection ended.
-        """
+        """Record a PREPARE whose transaction was rolled back, without preparing anything; no transaction is open."""
         failpoints.probe(failpoints.DECIDED)
         await session.record_prepared(record, self.gid(message))
 
@@ -131,7 +122,6 @@ class TwoPhase:
         Raises:
             ApplyFailed: another session ended the transaction prepared here, and not as on the publisher.
             StatementFailed: the server refuses, for example because another role prepared it.
-            TargetLost: the connection ended.
         """
         if isinstance(message, Prepare | StreamPrepare):
             await session.record_prepared(record, self.gid(message))

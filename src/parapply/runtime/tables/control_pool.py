@@ -55,11 +55,7 @@ class ControlPool:
         )
 
     async def __aenter__(self) -> Self:
-        """Open the first session.
-
-        Raises:
-            TargetLost: no connection.
-        """
+        """Open the first session; raise TargetLost if it cannot be opened."""
         try:
             await self._pool.open(wait=True, timeout=_TIMEOUT_S)
         except PoolTimeout as error:
@@ -78,11 +74,7 @@ class ControlPool:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[settings.Connection]:
-        """Give one session, in autocommit mode.
-
-        Raises:
-            TargetLost: none is free or can be opened in time.
-        """
+        """Give one session, in autocommit mode; raise TargetLost if none is free or can be opened in time."""
         try:
             async with AsyncExitStack() as stack:
                 if not (self._turn.locked() and self._pool.get_stats()["pool_available"]):

@@ -85,16 +85,9 @@ class Copied:
         known: Copies,
         taken: sharing.Taken,
     ) -> None:
-        """Start with the copied tables as read with the state.
+        """Start with the copied tables as read with the state; the stream is read from the slot's state on.
 
-        Args:
-            config: publications and state schema.
-            state: of the slot at the start: the stream is read from there on.
-            source: plain session on the publisher.
-            control_pool: sessions on the target.
-            tables: informed of tables that are not applied.
-            known: as read.
-            taken: tables in which rows of other slots have constants.
+        In `taken` tables rows of other slots have constants.
         """
         self._config = config
         self._publications = config.source.publications
@@ -136,12 +129,8 @@ class Copied:
     async def read(self, *, is_called: bool = True, may_wait: bool = False) -> None:
         """Read the state again, and log the tables that wait: at once, and once a day.
 
-        Args:
-            is_called: a command has called; else, with thousands of tables, less often than this is called.
-            may_wait: at rest only commands change what is read, and they call.
-
-        Raises:
-            TargetRefused, TargetLost: it could not be read.
+        If a command has not called, less often than this is called with thousands of tables; at rest never, because
+        then only commands change what is read.
         """
         began_s = self._clock()
         due_s = self._next_read_s + (LONG_S if may_wait else 0.0)
@@ -157,14 +146,10 @@ class Copied:
         self._tell()
 
     async def look(self, *, gap_lsn: int | None = None, is_due: bool = False) -> None:
-        """Look for published tables that neither the state knows nor the stream has named; from time to time only.
+        """Look for published tables that neither the state knows nor the stream has named, from time to time or now.
 
-        Args:
-            gap_lsn: before this LSN a publication was missing, as the stream has said; the look is due.
-            is_due: now, whenever the last check was, and every table.
-
-        Raises:
-            SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+        Before `gap_lsn` a publication was missing, as the stream has said: the look is due. With `is_due` it comes now,
+        and checks every table.
         """
         now_s = self._clock()
         n_tables = None if is_due else _TABLES
@@ -177,7 +162,7 @@ class Copied:
                 self._taken = await sharing.claim(self._source, conn, self._config, self._slot_id)
             await self._compare(gap_lsn)
             await self._name_waiting()
-            if self.known.is_listed and all(row.source_oid is not None for row in self.known.tables):
+            if self.known.is_listed:
                 await self._look_for_others(n_tables, is_first=is_first)
             await self._read()
         self._tell()
@@ -198,7 +183,7 @@ class Copied:
     async def _name_waiting(self) -> None:
         """Note the present names of tables of which no change is applied, because the stream may never name them."""
         rows = [row for row in self.known.tables if row.state == CopyState.WAITING]
-        waiting = {row.source_oid: row.name for row in rows if row.source_oid is not None}
+        waiting = {row.source_oid: row.name for row in rows}
         now = await late_tables.names(self._source, waiting) if waiting else {}
         if any(waiting[oid] != name for oid, name in now.items()):
             await self._rename({})
@@ -208,8 +193,8 @@ class Copied:
         """Note published tables that the stream has not named; check this many, all if None."""
         if is_first:
             await self._marks()  # a state of an older version has them from now on
-        oids = [row.source_oid for row in self.known.tables if row.source_oid is not None]
-        roots = [row.source_oid for row in self.known.tables if row.source_oid is not None and _may_be_root(row)]
+        oids = [row.source_oid for row in self.known.tables]
+        roots = [row.source_oid for row in self.known.tables if _may_be_root(row)]
         found = await late_tables.uncovered(self._source, self._publications, oids, roots)
         if any(not self._is_left_out(name) for _, name in found):
             # A cut-over may have made its state there a moment ago, of which the stream has sent nothing yet.
@@ -233,12 +218,7 @@ class Copied:
     async def settle(self, relations: Sequence[Relation], *, may_be_missing: bool = False) -> None:
         """Decide from where on the relations announced now are applied, before their first change is read.
 
-        Args:
-            relations: announced.
-            may_be_missing: a command in the same transaction may make a table that the target does not have.
-
-        Raises:
-            SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
+        One may be missing on the target where a command in the same transaction may make it.
         """
         if self.is_settled(relations):
             return
@@ -290,7 +270,7 @@ class Copied:
         self._waiting = {row.name: row.reason for row in waiting if not row.is_schema_only}
         self._schema_only = frozenset([row.name for row in waiting if row.is_schema_only])
         self._again = {row.name for row in known.tables if row.is_again}
-        self._by_oid = {row.source_oid: row for row in known.tables if row.source_oid is not None}
+        self._by_oid = {row.source_oid: row for row in known.tables}
         self._by_name = {row.name: row for row in known.tables}
 
     def _row(self, oid: int) -> CopyRow | None:
@@ -323,8 +303,7 @@ class Copied:
             return row.name == name
         if relation.oid in self._gone or self._root(relation.oid) is not None:
             return True
-        namesake = self._namesake(name)
-        if (namesake is not None and namesake.source_oid is None) or self._was_named(relation) != name:
+        if self._was_named(relation) != name:
             return False
         # One in the schema of our own progress may belong to another parapply, made since the publisher was read.
         return not (self.known.is_listed or name[0] == self._schema or self._why_left_out(name))
@@ -333,22 +312,18 @@ class Copied:
         return self.starts.name_of(relation.oid) or relation.full_name
 
     async def _settle(self, relation: Relation, *, may_be_missing: bool) -> None:
-        name, oid = relation.full_name, relation.oid
+        name = relation.full_name
         sharing.check(self._config, [name], self._taken)
         if name[0] == self._schema and name[0] in (schemas := await state_schemas(self._source)):
             self._log.info("state_left_out", schemas=sorted(schemas))
             self.starts.leave_out(schemas)
             return
-        row, namesake = self._row(oid), self._namesake(name)
-        if row is None:
-            self._check_constants(self._was_named(relation), name)
+        row = self._row(relation.oid)
         if row is not None:
             await self._settle_known(relation, row)
-        elif namesake is not None and namesake.source_oid is None:
-            async with self._control_pool.session() as conn:
-                await copies.identify(conn, self._schema, self._slot_id, name, oid)
         else:
-            await self._settle_new(relation, namesake, may_be_missing=may_be_missing)
+            self._check_constants(self._was_named(relation), name)
+            await self._settle_new(relation, self._namesake(name), may_be_missing=may_be_missing)
 
     async def _settle_known(self, relation: Relation, row: CopyRow) -> None:
         if relation in self._tables.plans.refused and await self._has_other_name(relation, row):
@@ -422,12 +397,11 @@ class Copied:
 
         A dropped table gives up its name to the table that has it in the stream.
         """
-        oids = [row.source_oid for row in self.known.tables if row.source_oid is not None]
-        names |= await late_tables.names(self._source, oids)
         known = {row.source_oid: row.name for row in self.known.tables}
+        names |= await late_tables.names(self._source, list(known))
         changed = {oid: name for oid, name in names.items() if known.get(oid) != name}
         for row in self.known.tables:
-            if row.source_oid is not None and not row.is_schema_only:
+            if not row.is_schema_only:
                 self._check_constants(row.name, changed.get(row.source_oid, row.name))
         async with self._control_pool.session() as conn:
             await copies.rename(conn, self._schema, self._slot_id, changed)

@@ -35,12 +35,9 @@ _PAUSE_TIMES = 9
 
 
 def pause_s(catalogue_check_s: float, took_s: float, *, is_quiet: bool = False) -> float:
-    """Return the seconds to the next comparison while no batch fails, after one that took `took_s`.
+    """Return the seconds to the next comparison of all tables while no batch fails, after one that took `took_s`.
 
-    Args:
-        catalogue_check_s: as configured.
-        took_s: for all tables.
-        is_quiet: the target has counted no change of its catalogue since then.
+    It is quiet if the target has counted no change of its catalogue since then.
     """
     share, most_times = (_QUIET_SHARE, _QUIET_MOST_TIMES) if is_quiet else (_SHARE, _MOST_TIMES)
     return max(catalogue_check_s, min(took_s / share, most_times * catalogue_check_s))
@@ -65,11 +62,7 @@ class CatalogueWatch:
         self._counts = ""
 
     async def run(self) -> None:
-        """Check from time to time until cancelled.
-
-        Raises:
-            TargetLost: the connection ended.
-        """
+        """Check from time to time until cancelled."""
         took_s = 0.0
         while True:
             await asyncio.sleep(max(took_s, min(max(_PAUSE_S, _PAUSE_TIMES * took_s), self._catalogue_check_s)))

@@ -8,7 +8,7 @@ import msgspec
 from psycopg import sql
 
 from parapply.model import format_lsn, parse_lsn
-from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.schema import state_rows
 from parapply.wire.ddl_queue import QueuedCommand
 
 if TYPE_CHECKING:
@@ -47,33 +47,22 @@ def command_sql(schema: str) -> str:
 
 
 async def noted(conn: Connection, schema: str, slot_id: int) -> tuple[frozenset[int], int]:
-    """Return the numbers of the commands that have come here, and the watermark.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be read.
-    """
-    text = (
+    """Return the numbers of the commands that have come here, and the watermark."""
+    query = (
         "SELECT ARRAY(SELECT number FROM {s}.ddl WHERE slot_id = $1::int), lowest_remote_lsn::text"
         " FROM {s}.progress JOIN {s}.slots USING (slot_name) WHERE slots.slot_id = $1::int"
     )
-    query = sql.SQL(text).format(s=sql.Identifier(schema))
-    with target_errors("reading which commands have come"):
-        found = await rows(conn, query, [slot_id])
+    found = await state_rows(conn, schema, "reading which commands have come", query, [slot_id])
     return (frozenset(found[0][0]), parse_lsn(found[0][1])) if found else (frozenset(), 0)
 
 
 async def pending(conn: Connection, schema: str, slot_id: int) -> list[PendingCommand]:
-    """Return the commands that are to be run after their transactions, in their order.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be read.
-    """
-    text = (
+    """Return the commands that are to be run after their transactions, in their order."""
+    query = (
         "SELECT commit_lsn::text, number, tag, command, source_role, first_schema, settings, begun_at IS NOT NULL"
         " FROM {s}.ddl WHERE slot_id = $1::int AND outcome = 'pending' ORDER BY ddl.commit_lsn, number"
     )
-    with target_errors("reading which commands are pending"):
-        found = await rows(conn, sql.SQL(text).format(s=sql.Identifier(schema)), [slot_id])
+    found = await state_rows(conn, schema, "reading which commands are pending", query, [slot_id])
     return [
         PendingCommand(
             key=CommandKey(slot_id, parse_lsn(lsn), number),
@@ -88,30 +77,20 @@ async def pending(conn: Connection, schema: str, slot_id: int) -> list[PendingCo
 
 
 async def begin(conn: Connection, schema: str, key: CommandKey) -> None:
-    """Note that a pending command is run from now on, and that none of its effects existed before.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    text = (
+    """Note that a pending command is run from now on, and that none of its effects existed before."""
+    query = (
         "UPDATE {s}.ddl SET begun_at = pg_catalog.clock_timestamp()"
         " WHERE slot_id = $1::int AND commit_lsn = $2::pg_lsn AND number = $3::bigint"
     )
-    with target_errors("noting that a command is run"):
-        values = [key.slot_id, format_lsn(key.commit_lsn), key.number]
-        await rows(conn, sql.SQL(text).format(s=sql.Identifier(schema)), values)
+    values = [key.slot_id, format_lsn(key.commit_lsn), key.number]
+    await state_rows(conn, schema, "noting that a command is run", query, values)
 
 
 async def finish(conn: Connection, schema: str, key: CommandKey, outcome: CommandOutcome, reason: str) -> None:
-    """Note the outcome of a pending command; one that is still pending can be run again.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be written.
-    """
-    text = (
+    """Note the outcome of a pending command; one that is still pending can be run again."""
+    query = (
         "UPDATE {s}.ddl SET outcome = $4, reason = $5, recorded_at = pg_catalog.clock_timestamp()"
         " WHERE slot_id = $1::int AND commit_lsn = $2::pg_lsn AND number = $3::bigint"
     )
-    with target_errors("noting what became of a command"):
-        values = [key.slot_id, format_lsn(key.commit_lsn), key.number, outcome.value, reason]
-        await rows(conn, sql.SQL(text).format(s=sql.Identifier(schema)), values)
+    values = [key.slot_id, format_lsn(key.commit_lsn), key.number, outcome.value, reason]
+    await state_rows(conn, schema, "noting what became of a command", query, values)

@@ -161,7 +161,7 @@ COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
             "slot_id": "Slot.",
             "schema_name": "Schema of the table.",
             "table_name": "Table.",
-            "source_oid": "The publisher's OID of the table, by which it is known after a rename; null: not known yet.",
+            "source_oid": "The publisher's OID of the table, by which it is known after a rename.",
             "state": "waiting: its changes are skipped. copying: now, or interrupted. copied: its changes are applied.",
             "reason": "Why a table waits that was published later, or not all the time; empty for all others.",
             "published_by": "Marks of its publication at the last look: entries, partitioned tables, publications.",

@@ -27,11 +27,11 @@ import msgspec
 from psycopg import sql
 
 from parapply.errors import TargetRefused
-from parapply.model import format_lsn, parse_lsn
+from parapply.model import format_lsn
 from parapply.plan.copy_starts import LEFT_OUT, Start
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import in_schema, state_rows
+from parapply.target.state.schema import in_schema, state_rows, struct_of
 from parapply.vocabulary import SCHEMA_ONLY, CopyState
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
     table_name: str
     state: CopyState
     start_lsn: int | None  # of the copy's snapshot; None as long as no copy has begun
-    source_oid: int | None = None  # the publisher's, by which it is known after a rename; None: an older version's row
+    source_oid: int  # the publisher's, by which it is known after a rename
     reason: str = ""  # why it waits; empty: it is one of the first copy, or of a refresh
     rows: int | None = None  # so far, while it is copied
     size_bytes: int | None = None
@@ -136,10 +136,9 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
         return all(row.state == CopyState.COPIED and (row.start_lsn or 0) <= low_lsn for row in rows)
 
     def starts(self, low_lsn: int) -> dict[Known, Start]:
-        """Return where each table joins the stream; one whose copy was interrupted does not, until the next copy.
+        """Return where each table joins the stream that is read from `low_lsn` on; a start before is as good as none.
 
-        Args:
-            low_lsn: the stream is read from here on; a start before is as good as none.
+        One whose copy was interrupted does not join it, until the next copy.
         """
         found: dict[Known, Start] = {}
         for row in self.tables:
@@ -147,9 +146,8 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
             lsn = row.start_lsn if row.state == CopyState.COPIED or is_under_way else None
             if row.state == CopyState.COPIED and lsn is not None and lsn <= low_lsn:
                 lsn = 0
-            found[row.name if row.source_oid is None else row.source_oid] = (
-                LEFT_OUT if row.is_schema_only else Start(lsn, is_copied=row.state == CopyState.COPIED)
-            )
+            is_copied = row.state == CopyState.COPIED
+            found[row.source_oid] = LEFT_OUT if row.is_schema_only else Start(lsn, is_copied=is_copied)
         return found
 
     def count(self, state: CopyState) -> int:
@@ -167,37 +165,20 @@ async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
 
     Raises:
         TargetRefused: the state schema is not there, or may not be read.
-        TargetLost: the connection broke.
     """
     # Check the lock after reading the rows, so that "no copier" holds for exactly those rows.
     query = (
-        "SELECT s.copies_only, c.schema_name, c.table_name, c.state, c.start_lsn::text,"
-        " c.rows, c.size_bytes, c.indexes, c.source_oid, c.reason, c.published_by, c.is_seen,"
-        " c.xmin::text::bigint"
-        " FROM {s}.slots AS s LEFT JOIN {s}.copies AS c USING (slot_id)"
-        " WHERE s.slot_id = $1::int ORDER BY 2, 3"
+        "SELECT c.schema_name, c.table_name, c.state, c.start_lsn::text, c.source_oid, c.reason,"
+        " c.rows, c.size_bytes, c.indexes, c.published_by, s.copies_only, c.is_seen,"
+        " c.xmin::text::bigint FROM {s}.slots AS s LEFT JOIN {s}.copies AS c USING (slot_id)"
+        " WHERE s.slot_id = $1::int ORDER BY 1, 2"
     )
     found = await state_rows(conn, schema, "reading which tables are copied", query, [slot_id])
-    tables = tuple(
-        CopyRow(
-            schema_name=name,
-            table_name=table,
-            state=CopyState(state),
-            start_lsn=None if start is None else parse_lsn(start),
-            rows=n_rows,
-            size_bytes=size,
-            indexes=tuple(indexes or ()),
-            source_oid=oid,
-            reason=reason or "",
-            published_by=published_by,
-        )
-        for _, name, table, state, start, n_rows, size, indexes, oid, reason, published_by, _, _ in found
-        if name is not None
-    )
+    tables = tuple([struct_of(CopyRow, row) for row in found if row[0] is not None])
     asked = {row.name for row in tables if row.state == CopyState.COPYING or row.is_paused}
-    unseen = frozenset(row[-1] for row in found if row[1:3] in asked and not row[-2])
+    unseen = frozenset(row[-1] for row in found if row[:2] in asked and not row[-2])
     stamp = Stamp(
-        is_listed=bool(found and found[0][0]), n_tables=len(tables), versions=sum(row[-1] or 0 for row in found)
+        is_listed=bool(found and found[0][-3]), n_tables=len(tables), versions=sum(row[-1] or 0 for row in found)
     )
     is_running = any(row.state == CopyState.COPYING for row in tables) and bool(
         await lease.holders(conn, slot_id, lock_class=lease.COPY_LOCK_CLASS, with_self=True)
@@ -206,11 +187,7 @@ async def load(conn: Connection, schema: str, slot_id: int) -> Copies:
 
 
 async def load_stamp(conn: Connection, schema: str, slot_id: int) -> Stamp:
-    """Return a value that changes when `load` would return other rows; far cheaper, with thousands of tables.
-
-    Raises:
-        TargetRefused, TargetLost: as `load`.
-    """
+    """Return a value that changes when `load` would return other rows; far cheaper, with thousands of tables."""
     query = (
         "SELECT COALESCE(bool_or(s.copies_only), false), count(c.slot_id),"
         " COALESCE(sum(c.xmin::text::bigint), 0)::bigint"
@@ -226,22 +203,18 @@ async def add(conn: Connection, schema: str, slot_id: int, oids: Mapping[Name, i
 
     Without it that stays as it is. A row of the same name and of another table, by the publisher's OID, is replaced.
     """
-    insert = in_schema(
+    insert = (
         "INSERT INTO {s}.copies AS c (slot_id, schema_name, table_name, source_oid, state)"
         " SELECT $1::int, n.schema_name, n.table_name, n.source_oid, 'waiting'"
         " FROM unnest($2::text[], $3::text[], $4::bigint[]) AS n(schema_name, table_name, source_oid)"
         " ON CONFLICT (slot_id, schema_name, table_name) DO UPDATE SET source_oid = EXCLUDED.source_oid,"
         " state = CASE WHEN c.source_oid <> EXCLUDED.source_oid THEN 'waiting' ELSE c.state END,"
-        " published_by = CASE WHEN c.source_oid <> EXCLUDED.source_oid THEN NULL ELSE c.published_by END",
-        schema,
+        " published_by = CASE WHEN c.source_oid <> EXCLUDED.source_oid THEN NULL ELSE c.published_by END"
     )
-    update = in_schema("UPDATE {s}.slots SET copies_only = true WHERE slot_id = $1::int", schema)
-    with target_errors("writing which tables are to be copied"):
-        async with conn.transaction():
-            await rows(conn, insert, [slot_id, *_columns(oids), list(oids.values())])
-            if is_listed:
-                await rows(conn, update, [slot_id])
-            await notify(conn, slot_id)
+    update = "UPDATE {s}.slots SET copies_only = true WHERE slot_id = $1::int"
+    statements: list[tuple[str, Sequence[object]]] = [(insert, [slot_id, *_columns(oids), list(oids.values())])]
+    statements += [(update, [slot_id])] if is_listed else []
+    await change(conn, schema, slot_id, "writing which tables are to be copied", *statements)
 
 
 async def begin(conn: Connection, schema: str, slot_id: int, oids: Collection[int], start_lsn: int) -> None:
@@ -286,19 +259,15 @@ async def pause(conn: Connection, schema: str, slot_id: int, names: Sequence[Nam
 
     `is_seen` shows when no change of them is applied.
     """
-    query = in_schema(
+    query = (
         "UPDATE {s}.copies AS c SET state = 'waiting', start_lsn = NULL, rows = NULL, size_bytes = NULL, reason = $4,"
         " is_seen = false, started_at = NULL, finished_at = NULL"
         " FROM unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
         " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name"
         # One that is paused already is nothing new to the daemon, which would never say that it has seen it.
-        " AND NOT (c.state = 'waiting' AND c.reason = $4)",
-        schema,
+        " AND NOT (c.state = 'waiting' AND c.reason = $4)"
     )
-    with target_errors("noting what is paused"):
-        async with conn.transaction():
-            await rows(conn, query, [slot_id, *_columns(names), PAUSED])
-            await notify(conn, slot_id)
+    await change(conn, schema, slot_id, "noting what is paused", (query, [slot_id, *_columns(names), PAUSED]))
 
 
 async def leave_out(conn: Connection, schema: str, slot_id: int, oids: Mapping[Name, int]) -> None:
@@ -306,32 +275,29 @@ async def leave_out(conn: Connection, schema: str, slot_id: int, oids: Mapping[N
 
     Before the first change of them is left out, so that none is applied again once the configuration has changed.
     """
-    others = in_schema(
+    others = (
         "UPDATE {s}.copies SET state = 'waiting', reason = $3"
-        " WHERE slot_id = $1::int AND reason = $2 AND NOT source_oid = ANY ($4::bigint[])",
-        schema,
+        " WHERE slot_id = $1::int AND reason = $2 AND NOT source_oid = ANY ($4::bigint[])"
     )
-    known = in_schema(
+    known = (
         "UPDATE {s}.copies SET state = 'waiting', reason = $2, published_by = NULL"
-        " WHERE slot_id = $1::int AND reason IS DISTINCT FROM $2 AND source_oid = ANY ($3::bigint[])",
-        schema,
+        " WHERE slot_id = $1::int AND reason IS DISTINCT FROM $2 AND source_oid = ANY ($3::bigint[])"
     )
-    new = in_schema(
+    new = (
         "INSERT INTO {s}.copies AS c (slot_id, schema_name, table_name, source_oid, state, reason)"
         " SELECT $1::int, n.schema_name, n.table_name, n.source_oid, 'waiting', $2"
         " FROM unnest($3::text[], $4::text[], $5::bigint[]) AS n(schema_name, table_name, source_oid)"
         " WHERE NOT EXISTS (SELECT FROM {s}.copies AS o WHERE o.slot_id = $1::int AND o.source_oid = n.source_oid)"
         " ON CONFLICT (slot_id, schema_name, table_name) DO UPDATE SET source_oid = EXCLUDED.source_oid,"
-        " state = 'waiting', reason = EXCLUDED.reason, published_by = NULL",
-        schema,
+        " state = 'waiting', reason = EXCLUDED.reason, published_by = NULL"
     )
     given = list(oids.values())
-    with target_errors("noting which tables' rows are left out"):
-        async with conn.transaction():
-            await rows(conn, others, [slot_id, SCHEMA_ONLY, WAS_SCHEMA_ONLY, given])
-            await rows(conn, known, [slot_id, SCHEMA_ONLY, given])
-            await rows(conn, new, [slot_id, SCHEMA_ONLY, *_columns(oids), given])
-            await notify(conn, slot_id)
+    statements = (
+        (others, [slot_id, SCHEMA_ONLY, WAS_SCHEMA_ONLY, given]),
+        (known, [slot_id, SCHEMA_ONLY, given]),
+        (new, [slot_id, SCHEMA_ONLY, *_columns(oids), given]),
+    )
+    await change(conn, schema, slot_id, "noting which tables' rows are left out", *statements)
 
 
 async def is_seen(conn: Connection, schema: str, slot_id: int, oids: Collection[int]) -> bool:
@@ -425,15 +391,13 @@ async def finish(  # noqa: PLR0913  the columns of a row
 
 async def forget(conn: Connection, schema: str, slot_id: int, names: Sequence[Name]) -> None:
     """Forget tables that are no longer published."""
-    query = in_schema(
+    query = (
         "DELETE FROM {s}.copies AS c USING unnest($2::text[], $3::text[]) AS n(schema_name, table_name)"
-        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
-        schema,
+        " WHERE c.slot_id = $1::int AND c.schema_name = n.schema_name AND c.table_name = n.table_name"
     )
-    with target_errors("forgetting tables that are not published"):
-        async with conn.transaction():
-            await rows(conn, query, [slot_id, *_columns(names)])
-            await notify(conn, slot_id)
+    await change(
+        conn, schema, slot_id, "forgetting tables that are not published", (query, [slot_id, *_columns(names)])
+    )
 
 
 async def settle(  # noqa: PLR0913, PLR0917  the columns of a row
@@ -508,12 +472,7 @@ async def note_published(conn: Connection, schema: str, slot_id: int, changes: S
 async def note_gap(conn: Connection, schema: str, slot_id: int, gap_lsn: int, seen: Sequence[int]) -> None:
     """Note of tables being copied as of before an LSN that they were not published: the look after the copy says so.
 
-    Args:
-        conn: control session.
-        schema: of the state.
-        slot_id: of the state.
-        gap_lsn: the LSN.
-        seen: the publisher's OIDs of the tables that the caller knows as copied; the copy of another may have ended.
+    The caller knows the publisher's OIDs `seen` as copied; the copy of another table may have ended.
     """
     query = (
         "UPDATE {s}.copies SET published_by = '' WHERE slot_id = $1::int AND state IN ('copying', 'copied')"
@@ -521,15 +480,6 @@ async def note_gap(conn: Connection, schema: str, slot_id: int, gap_lsn: int, se
     )
     values = [slot_id, format_lsn(gap_lsn), list(seen)]
     await state_rows(conn, schema, "noting how tables are published", query, values)
-
-
-async def identify(conn: Connection, schema: str, slot_id: int, name: Name, source_oid: int) -> None:
-    """Note the publisher's OID of a table that an older version has noted by name."""
-    query = (
-        "UPDATE {s}.copies SET source_oid = $4::bigint"
-        " WHERE slot_id = $1::int AND schema_name = $2 AND table_name = $3 AND source_oid IS NULL"
-    )
-    await state_rows(conn, schema, "noting which table it is", query, [slot_id, *name, source_oid])
 
 
 async def rename(conn: Connection, schema: str, slot_id: int, names: Mapping[int, Name]) -> None:
@@ -581,6 +531,17 @@ def _columns(names: Iterable[Name]) -> tuple[list[str], list[str]]:
     return [name for name, _ in both], [table for _, table in both]
 
 
+async def change(
+    conn: Connection, schema: str, slot_id: int, doing: str, *statements: tuple[str, Sequence[object]]
+) -> None:
+    """Run statements with their parameters in one transaction, and notify the slot's listeners when it commits."""
+    with target_errors(doing):
+        async with conn.transaction():
+            for query, params in statements:
+                await rows(conn, in_schema(query, schema), params)
+            await notify(conn, slot_id)
+
+
 async def notify(conn: Connection, slot_id: int) -> None:
     """Notify all listeners; inside a transaction, when it commits."""
     await rows(conn, sql.SQL("SELECT pg_catalog.pg_notify($1, '')"), [channel(slot_id)])
@@ -591,7 +552,6 @@ async def call(conn: Connection, schema: str, slot_name: str) -> None:
 
     Raises:
         TargetRefused: the role may not read the slots.
-        TargetLost: the connection broke.
     """
     query = (
         "SELECT pg_catalog.pg_notify('parapply_' || slot_id, '') FROM {s}.slots"

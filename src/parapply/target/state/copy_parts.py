@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from parapply.model import format_lsn, parse_lsn
-from parapply.target.state.schema import state_rows
+from parapply.model import format_lsn
+from parapply.target.state.schema import state_rows, struct_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,10 +42,7 @@ async def load(conn: Connection, schema: str, slot_id: int) -> list[CopiedPart]:
         " FROM {s}.copy_parts WHERE slot_id = $1::int ORDER BY 1, 2, 3, 4"
     )
     found = await state_rows(conn, schema, "reading which parts are copied", query, [slot_id])
-    names = CopiedPart.__struct_fields__
-    return [
-        CopiedPart(**{**dict(zip(names, row, strict=True)), "lsn": parse_lsn(row[names.index("lsn")])}) for row in found
-    ]
+    return [struct_of(CopiedPart, row) for row in found]
 
 
 async def add(conn: Connection, schema: str, slot_id: int, part: CopiedPart) -> None:

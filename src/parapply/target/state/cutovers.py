@@ -13,11 +13,11 @@ import msgspec
 from psycopg import sql
 
 from parapply.errors import TargetRefused
-from parapply.model import lsn_text, parse_lsn
+from parapply.model import lsn_text
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.copies import notify
-from parapply.target.state.schema import in_schema, state_rows
+from parapply.target.state.schema import in_schema, state_rows, struct_of
 from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ SELECT c.step, c.step_at::text AS step_at, c.begun_at::text AS begun_at, c.rever
 _COLUMNS: Final = (
     "step, reverse_slot, made_slot, made_publication, fence, opens, fence_lsn::text, takeover_lsn::text,"
     " EXTRACT(epoch FROM pg_catalog.clock_timestamp() - fenced_at)::float8,"
-    " EXTRACT(epoch FROM opened_at - COALESCE(paused_at, fenced_at))::float8, poolers::text, commands, command"
+    " EXTRACT(epoch FROM opened_at - COALESCE(paused_at, fenced_at))::float8, poolers, commands, command"
 )
 
 
@@ -107,32 +107,10 @@ class Cutover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read(conn: Connection, schema: str, slot_id: int) -> Cutover | None:
-    """Return the cut-over of a slot, None if none was begun.
-
-    Raises:
-        TargetRefused, TargetLost: the state cannot be read.
-    """
+    """Return the cut-over of a slot, None if none was begun."""
     query = f"SELECT {_COLUMNS} FROM {{s}}.cutovers WHERE slot_id = $1::int"  # noqa: S608  own text
     found = await state_rows(conn, schema, "reading the cut-over", query, [slot_id])
-    if not found:
-        return None
-    step, reverse, made_slot, made_publication, fence, opens, fence_lsn, takeover_lsn, fenced_s, gap_s, *more = found[0]
-    poolers, ran, command = more
-    return Cutover(
-        step=CutoverStep(step),
-        reverse_slot=reverse,
-        made_slot=made_slot,
-        made_publication=made_publication,
-        fence=fence,
-        opens=opens,
-        fence_lsn=parse_lsn(fence_lsn) if fence_lsn else None,
-        takeover_lsn=parse_lsn(takeover_lsn) if takeover_lsn else None,
-        fenced_s=fenced_s,
-        gap_s=gap_s,
-        poolers=msgspec.json.decode(poolers, type=tuple[PausedPooler, ...]),
-        commands=tuple(ran),
-        command=command,
-    )
+    return struct_of(Cutover, found[0]) if found else None
 
 
 async def begin(conn: Connection, schema: str, slot_id: int, cutover: Cutover) -> None:
@@ -164,9 +142,7 @@ async def enter(  # noqa: PLR0913  what a step leaves
 ) -> None:
     """Note the step that begins now; the time of the fence is taken with its step.
 
-    Raises:
-        TargetRefused: the row is gone.
-        TargetLost: the connection broke; the step may be noted.
+    Raise TargetRefused if the row is gone, and TargetLost if the connection broke, when the step may be noted.
     """
     query = in_schema(
         "UPDATE {s}.cutovers SET step = $2, step_at = pg_catalog.clock_timestamp(),"
@@ -246,13 +222,10 @@ async def _close(conn: Connection, schema: str) -> None:
 
 
 async def step_before_back(conn: Connection, schemas: Collection[str], slot_name: str, *, until: CutoverStep) -> str:
-    """Return the step of a cut-over whose way back is a slot, as long as nothing may apply the slot; empty: it may.
+    """Return the step of a cut-over whose way back is a slot, as long as nothing may apply it; empty: it may.
 
-    Args:
-        conn: session on the slot's server, of any role.
-        schemas: that may be state schemas there.
-        slot_name: slot.
-        until: step from which on it may be applied.
+    It may from the step `until` on. The session on the slot's server is of any role; the schemas may be state schemas
+    there.
     """
     names = list(schemas)
     open_ones = await rows(
@@ -283,7 +256,6 @@ async def check_may_write(
 
     Raises:
         TargetRefused: it has.
-        TargetLost: the connection broke.
     """
     found = await read(conn, schema, slot_id)
     if found is None or found.step.is_before(until):

@@ -13,8 +13,8 @@ import psycopg
 from psycopg.types.json import Json
 
 from parapply.model import lsn_text
-from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import gone, in_schema, state_rows
+from parapply.target.session.settings import target_errors
+from parapply.target.state.schema import in_schema, state_rows, update_slot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,25 +87,17 @@ async def set_state(conn: Connection, schema: str, slot_id: int, state: str, rea
 
     Raises:
         TargetRefused: the slot's row is gone.
-        TargetLost: the connection broke.
     """
-    query = in_schema(
+    query = (
         "UPDATE {s}.slots SET state = $2, reason = $3, shown_every_s = DEFAULT,"
         " updated_at = CASE $2 WHEN 'reconnecting' THEN updated_at"
-        " ELSE pg_catalog.clock_timestamp() END WHERE slot_id = $1::int RETURNING 1",
-        schema,
+        " ELSE pg_catalog.clock_timestamp() END WHERE slot_id = $1::int RETURNING 1"
     )
-    with target_errors("writing the daemon's state"):
-        if not await rows(conn, query, [slot_id, state, reason]):
-            raise gone(slot_id)
+    await update_slot(conn, schema, "writing the daemon's state", query, [slot_id, state, reason])
 
 
 async def reason(conn: Connection, schema: str, slot_id: int) -> str:
-    """Return why the daemon is in its state; empty: it said nothing.
-
-    Raises:
-        TargetRefused, TargetLost: the state could not be read.
-    """
+    """Return why the daemon is in its state; empty: it said nothing."""
     query = "SELECT reason FROM {s}.slots WHERE slot_id = $1::int"
     found = await state_rows(conn, schema, "reading the daemon's state", query, [slot_id])
     return str(found[0][0]) if found else ""
@@ -118,31 +110,23 @@ async def write_daemon(conn: Connection, schema: str, slot_id: int, daemon: Daem
 
     Raises:
         TargetRefused: the slot's row is gone.
-        TargetLost: the connection broke.
     """
-    query = in_schema(
+    query = (
         "WITH w AS (DELETE FROM {s}.workers WHERE slot_id = $1::int),"
         " t AS (DELETE FROM {s}.tables WHERE slot_id = $1::int)"
         " UPDATE {s}.slots SET timeline = $2::int, publications = $3::text[], commit_order = $4, workers = $5::int,"
         " host = $6, pid = $7::int, version = $8, two_phase = $9, state = 'starting',"
         " started_at = pg_catalog.clock_timestamp(), limits = NULL,"
         " reason = '', shown_every_s = DEFAULT, updated_at = pg_catalog.clock_timestamp()"
-        " WHERE slot_id = $1::int RETURNING 1",
-        schema,
+        " WHERE slot_id = $1::int RETURNING 1"
     )
     values = [slot_id, daemon.timeline, list(daemon.publications), daemon.commit_order, daemon.workers]
-    with target_errors("writing the daemon's state"):
-        if not await rows(conn, query, [*values, daemon.host, daemon.pid, daemon.version, daemon.two_phase]):
-            raise gone(slot_id)
+    values += [daemon.host, daemon.pid, daemon.version, daemon.two_phase]
+    await update_slot(conn, schema, "writing the daemon's state", query, values)
 
 
 async def write_workers(conn: Connection, schema: str, slot_id: int, workers: Sequence[WorkerRow]) -> None:
-    """Show what the workers do; one row each, those not named stay.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
-    """
+    """Show what the workers do; one row each, those not named stay."""
     query = in_schema(
         "INSERT INTO {s}.workers VALUES ($1::int, $2::int, $3::int, $4, $5::bigint, $6::pg_lsn, $7, $8::timestamptz,"
         " $9::bigint, $10::bigint) ON CONFLICT (slot_id, worker) DO UPDATE SET (pid, state, batch_seq, end_lsn,"
@@ -169,34 +153,19 @@ async def write_workers(conn: Connection, schema: str, slot_id: int, workers: Se
 
 
 async def write_limits(conn: Connection, schema: str, slot_id: int, limits: str) -> None:
-    """Show what limits now, in JSON.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
-    """
+    """Show what limits now, in JSON."""
     query = in_schema("UPDATE {s}.slots SET limits = $2::jsonb WHERE slot_id = $1::int", schema)
     await _write_all(conn, query, [(slot_id, limits)], "writing what limits")
 
 
 async def forget_workers(conn: Connection, schema: str, slot_id: int, *, but: Sequence[int] = ()) -> None:
-    """Remove workers that are no longer connected from the display; the ones in `but` stay.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
-    """
+    """Remove workers that are no longer connected from the display; the ones in `but` stay."""
     query = in_schema("DELETE FROM {s}.workers WHERE slot_id = $1::int AND worker <> ALL ($2::int[])", schema)
     await _write_all(conn, query, [(slot_id, list(but))], "writing which workers have left")
 
 
 async def write_tables(conn: Connection, schema: str, slot_id: int, tables: Sequence[TableRow]) -> None:
-    """Show how tables are applied; one row each, those not named stay.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
-    """
+    """Show how tables are applied; one row each, those not named stay."""
     query = in_schema(
         "INSERT INTO {s}.tables SELECT $1::int, found.schema_name, found.table_name, found.lane,"
         " found.is_table_exclusive, found.reason,"
@@ -224,12 +193,7 @@ async def write_tables(conn: Connection, schema: str, slot_id: int, tables: Sequ
 
 
 async def write_counts(conn: Connection, schema: str, slot_id: int, counts: Sequence[TableCounts]) -> None:
-    """Show what was applied to tables, as far as they have a row; those not named stay.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
-    """
+    """Show what was applied to tables, as far as they have a row; those not named stay."""
     query = in_schema(
         "UPDATE {s}.tables AS shown SET transactions = found.transactions, inserts = found.inserts,"
         " updates = found.updates, deletes = found.deletes, truncates = found.truncates, waits = found.waits,"

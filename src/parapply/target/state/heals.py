@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from parapply.model import format_lsn, parse_lsn
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.schema import gone, in_schema, state_rows
+from parapply.target.state.schema import gone, in_schema, state_rows, update_slot
 from parapply.vocabulary import DaemonState
 
 if TYPE_CHECKING:
@@ -52,15 +52,13 @@ async def note_source(conn: Connection, schema: str, slot_id: int, started_us: i
     Called only once that is proved: a server that was put back to an older state has started again since.
     """
     query = "UPDATE {s}.slots SET source_started_at = " + _TIME + " WHERE slot_id = $1::int RETURNING 1"  # noqa: S608
-    if not await state_rows(conn, schema, "noting the publisher's start", query, [slot_id, started_us]):
-        raise gone(slot_id)
+    await update_slot(conn, schema, "noting the publisher's start", query, [slot_id, started_us])
 
 
 async def note_end(conn: Connection, schema: str, slot_id: int) -> None:
     """Note that a heal by the daemon has ended now, well or not."""
     query = "UPDATE {s}.slots SET healed_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int RETURNING 1"
-    if not await state_rows(conn, schema, "noting the end of a heal", query, [slot_id]):
-        raise gone(slot_id)
+    await update_slot(conn, schema, "noting the end of a heal", query, [slot_id])
 
 
 async def begin(  # noqa: PLR0913  the columns of a row

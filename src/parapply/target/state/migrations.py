@@ -15,7 +15,7 @@ from psycopg import sql
 
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.copies import notify
-from parapply.target.state.schema import has_schema, in_schema, state_rows
+from parapply.target.state.schema import has_schema, in_schema, state_rows, struct_of
 
 if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
@@ -82,8 +82,7 @@ async def load(conn: Connection, migration: Migration) -> dict[str, StepRow]:
         " WHERE slot_name = $1 AND system_identifier = $2 ORDER BY started_at"
     )
     found = await state_rows(conn, migration.schema, "reading how far the migration is", query, migration.key)
-    names = StepRow.__struct_fields__
-    return {row[0]: StepRow(**dict(zip(names, row, strict=True))) for row in found}
+    return {row[0]: struct_of(StepRow, row) for row in found}
 
 
 async def begin(conn: Connection, migration: Migration, step: str, options: str = "") -> None:
@@ -172,11 +171,7 @@ async def forget(conn: Connection, migration: Migration) -> bool:
 
 
 async def try_lock(conn: Connection, migration: Migration) -> bool:
-    """Take the lock under which one command at a time works on a migration; the session keeps it until it ends.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Take the lock under which one command at a time works on a migration; the session keeps it until it ends."""
     query = sql.SQL(
         f"SELECT pg_catalog.pg_try_advisory_lock({_LOCK})"  # noqa: S608  own text
         " FROM (SELECT $1::text AS slot_name, $2::text AS system_identifier) AS m"

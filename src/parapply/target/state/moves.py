@@ -36,11 +36,7 @@ class Moves(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_moves(conn: Connection, schema: str, slot_name: str, slot_id: int | None) -> Moves:
-    """Return the moves of a slot; without its number only the migration that has not made it yet.
-
-    Raises:
-        TargetRefused, TargetLost: it cannot be read.
-    """
+    """Return the moves of a slot; without its number only the migration that has not made it yet."""
     with target_errors("reading how far the migration is"):
         steps = await records(conn, in_schema(migrations.SHOWN, schema), [slot_name, slot_id, None])
         found = await records(conn, in_schema(cutovers.SHOWN, schema), [slot_id])

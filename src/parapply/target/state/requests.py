@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from psycopg import sql
 
-from parapply.model import lsn_text, parse_lsn
+from parapply.model import lsn_text
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.copies import notify
-from parapply.target.state.schema import in_schema, state_rows
+from parapply.target.state.copies import change, notify
+from parapply.target.state.schema import in_schema, state_rows, struct_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from parapply.target.session.settings import Connection
 
 _COLUMNS = "request_id, state, lsn::text, stands, at_lsn::text, snapshot_name, pause_s, reason"
@@ -46,20 +44,6 @@ class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-def _request(row: Sequence[object]) -> SnapshotRequest:
-    request_id, state, lsn, stands, at_lsn, name, pause_s, reason = row
-    return SnapshotRequest(
-        request_id=int(str(request_id)),
-        state=str(state),
-        lsn=None if lsn is None else parse_lsn(str(lsn)),
-        stands=bool(stands),
-        at_lsn=None if at_lsn is None else parse_lsn(str(at_lsn)),
-        snapshot_name=None if name is None else str(name),
-        pause_s=None if pause_s is None else float(str(pause_s)),
-        reason=str(reason),
-    )
-
-
 async def ask(conn: Connection, schema: str, slot_id: int, lsn: int | None, *, stands: bool) -> int:
     """Write a request and call the daemon; return its number. It ends with this session, or with `withdraw`."""
     query = in_schema(
@@ -76,11 +60,8 @@ async def ask(conn: Connection, schema: str, slot_id: int, lsn: int | None, *, s
 
 async def withdraw(conn: Connection, schema: str, slot_id: int, request_id: int) -> None:
     """Remove a request."""
-    query = in_schema("DELETE FROM {s}.snapshots WHERE request_id = $1::bigint", schema)
-    with target_errors("withdrawing a request"):
-        async with conn.transaction():
-            await rows(conn, query, [request_id])
-            await notify(conn, slot_id)
+    query = "DELETE FROM {s}.snapshots WHERE request_id = $1::bigint"
+    await change(conn, schema, slot_id, "withdrawing a request", (query, [request_id]))
 
 
 async def read(conn: Connection, schema: str, request_id: int) -> SnapshotRequest | None:
@@ -90,7 +71,7 @@ async def read(conn: Connection, schema: str, request_id: int) -> SnapshotReques
         " AND client_pid IN (SELECT pid FROM pg_catalog.pg_stat_get_activity(NULL))"
     )
     found = await state_rows(conn, schema, "reading a request", query, [request_id])
-    return _request(found[0]) if found else None
+    return struct_of(SnapshotRequest, found[0]) if found else None
 
 
 async def open_requests(conn: Connection, schema: str, slot_id: int) -> list[SnapshotRequest]:
@@ -109,7 +90,7 @@ async def open_requests(conn: Connection, schema: str, slot_id: int) -> list[Sna
         if found:
             await rows(conn, gone, [slot_id])
             found = await rows(conn, query, [slot_id])
-    return [_request(row) for row in found]
+    return [struct_of(SnapshotRequest, row) for row in found]
 
 
 async def answer(  # noqa: PLR0913  the columns of a row
@@ -126,17 +107,13 @@ async def answer(  # noqa: PLR0913  the columns of a row
     reason: str = "",
 ) -> None:
     """Write the next state of a request and call the other side; None leaves a column as it is."""
-    query = in_schema(
+    query = (
         "UPDATE {s}.snapshots SET state = $2, lsn = COALESCE($3::pg_lsn, lsn), at_lsn = COALESCE($4::pg_lsn, at_lsn),"
         " snapshot_name = COALESCE($5, snapshot_name), pause_s = COALESCE($6::float8, pause_s), reason = $7"
-        " WHERE request_id = $1::bigint",
-        schema,
+        " WHERE request_id = $1::bigint"
     )
     values = [request_id, state, lsn_text(lsn), lsn_text(at_lsn), snapshot_name, pause_s, reason]
-    with target_errors("answering a request"):
-        async with conn.transaction():
-            await rows(conn, query, values)
-            await notify(conn, slot_id)
+    await change(conn, schema, slot_id, "answering a request", (query, values))
 
 
 async def listen(conn: Connection, channel: str) -> None:
@@ -146,11 +123,7 @@ async def listen(conn: Connection, channel: str) -> None:
 
 
 async def wait_for_call(conn: Connection, timeout_s: float) -> bool:
-    """Return after a notification on a channel that the session listens to, or, False, when the time is over.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return after a notification on a channel that the session listens to, or, False, when the time is over."""
     is_called = False
     with target_errors("listening"):
         async for _ in conn.notifies(timeout=timeout_s, stop_after=1):

@@ -9,11 +9,13 @@ from __future__ import annotations
 import secrets
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from psycopg import sql
 
 from parapply.errors import TargetRefused
+from parapply.model import parse_lsn
 from parapply.state_mark import STATE_COMMENT
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.comments import COMMENTS
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from parapply.target.session.settings import Connection
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 #: Version of the layout in `schema.sql`. No other one is read or changed; `ensure_schema` would bring an older one up.
 SCHEMA_VERSION = 22
@@ -41,20 +45,10 @@ _TABLES = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
 
 
 async def ensure_schema(conn: Connection, schema: str) -> bool:
-    """Create the state schema where it is missing, and check it where it exists.
+    """Create the state schema where it is missing, and check it where it exists; return True if it was missing.
 
-    An existing schema is only read, so that a role without CREATE can run the daemon.
-
-    Args:
-        conn: control session.
-        schema: name of the state schema, any name PostgreSQL takes.
-
-    Returns:
-        True if it was missing.
-
-    Raises:
-        TargetRefused: another version, an unlogged table (F7), or a privilege is missing.
-        TargetLost: the connection broke.
+    An existing schema is only read, so that a role without CREATE can run the daemon. Raise TargetRefused if it has
+    another version or an unlogged table (F7).
     """
     is_new = not await has_schema(conn, schema)
     with target_errors(f"creating the state schema {schema!r}"):
@@ -89,10 +83,22 @@ async def state_rows(
 
     Raises:
         TargetRefused: a privilege is missing, or the state schema is.
-        TargetLost: the connection broke.
     """
     with target_errors(doing):
         return await rows(conn, in_schema(query, schema), params)
+
+
+def struct_of(kind: type[_Struct], row: Sequence[Any]) -> _Struct:
+    """Return a row as a struct: its columns are in the order of the fields, an LSN is text. Later fields stay."""
+    values = dict(zip(kind.__struct_fields__, row, strict=False))
+    lsns = {name: parse_lsn(text) for name, text in values.items() if name.endswith("lsn") and text is not None}
+    return msgspec.convert(values | lsns, kind)
+
+
+async def update_slot(conn: Connection, schema: str, doing: str, query: str, params: Sequence[Any]) -> None:
+    """Run a statement whose $1 is the slot's id, and raise TargetRefused if it returns no row: the slot's is gone."""
+    if not await state_rows(conn, schema, doing, query, params):
+        raise gone(params[0])
 
 
 def is_of_state(table: str, columns: Collection[str]) -> bool:
@@ -106,7 +112,6 @@ async def has_schema(conn: Connection, schema: str) -> bool:
 
     Raises:
         TargetRefused: it is of another version, or a privilege is missing.
-        TargetLost: the connection broke.
     """
     with target_errors("looking for the state schema"):
         found = await _version(conn, schema)
@@ -174,10 +179,6 @@ async def drop_schema(conn: Connection, schema: str) -> bool:
     """Drop the state schema if no slot is left in it; return whether it was dropped.
 
     Only our own objects go: a schema with objects of others stays, without ours.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
     """
     with target_errors(f"dropping the state schema {schema!r}"):
         if await _version(conn, schema) is None:

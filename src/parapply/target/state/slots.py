@@ -32,7 +32,15 @@ from parapply.target.state.display import (
     write_tables,
     write_workers,
 )
-from parapply.target.state.schema import drop_schema, ensure_schema, gone, has_schema, in_schema, state_rows
+from parapply.target.state.schema import (
+    drop_schema,
+    ensure_schema,
+    gone,
+    has_schema,
+    in_schema,
+    state_rows,
+    update_slot,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,31 +48,10 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
 
 __all__ = [
-    "DaemonRow",
-    "NewSlot",
-    "SlotProgress",
-    "SlotState",
-    "TableRow",
-    "WorkerRow",
-    "advance",
-    "check_may_drop",
-    "create",
-    "drop_schema",
-    "drop_slot_state",
-    "ensure_schema",
-    "find_slot",
-    "find_slots",
-    "flush",
-    "has_schema",
-    "in_schema",
-    "load",
-    "record_sql",
-    "set_state",
-    "set_timeline",
-    "write_daemon",
-    "write_tables",
-    "write_workers",
-]
+    "DaemonRow", "NewSlot", "SlotProgress", "SlotState", "TableRow", "WorkerRow", "advance", "check_may_drop",
+    "create", "drop_schema", "drop_slot_state", "ensure_schema", "find_slot", "find_slots", "flush", "has_schema",
+    "in_schema", "load", "record_sql", "set_state", "set_timeline", "write_daemon", "write_tables", "write_workers",
+]  # fmt: skip
 
 #: A source commit time, microseconds since 2000-01-01 UTC, as timestamptz. Exact: a float holds 2^53
 #: of them, which is 285 years.
@@ -186,7 +173,6 @@ async def load(conn: Connection, schema: str, slot_name: str, system_identifier:
     Raises:
         SourceRefused: the state belongs to a slot of the same name in another cluster (F13).
         TargetRefused: the state schema is not there, or may not be read.
-        TargetLost: the connection broke.
     """
     # One statement, hence one snapshot: between two, an applied row could be pruned into a watermark not yet seen.
     query = (
@@ -215,7 +201,6 @@ async def newest_commit_time_us(conn: Connection, schema: str, slot_id: int) -> 
 
     Raises:
         TargetRefused: the state may not be read.
-        TargetLost: the connection broke.
     """
     query = (
         "SELECT (EXTRACT(epoch FROM pg_catalog.max(t.at)) * 1000000)::bigint FROM ("
@@ -231,7 +216,6 @@ async def find_slot(conn: Connection, schema: str, slot_name: str) -> int:
 
     Raises:
         TargetRefused: the target knows nothing of the slot, or of two of that name.
-        TargetLost: the connection broke.
     """
     found = await find_slots(conn, schema, slot_name)
     if not found:
@@ -245,11 +229,7 @@ async def find_slot(conn: Connection, schema: str, slot_name: str) -> int:
 
 
 async def find_slots(conn: Connection, schema: str, slot_name: str) -> list[int]:
-    """Return the ids of the states of a name, of whatever cluster.
-
-    Raises:
-        TargetRefused, TargetLost: they cannot be read.
-    """
+    """Return the ids of the states of a name, of whatever cluster."""
     query = "SELECT slot_id FROM {s}.slots WHERE slot_name = $1"
     return [int(slot_id) for (slot_id,) in await state_rows(conn, schema, "reading the state", query, [slot_name])]
 
@@ -375,12 +355,9 @@ async def set_timeline(conn: Connection, schema: str, slot_id: int, timeline: in
 
     Raises:
         TargetRefused: the slot's row is gone.
-        TargetLost: the connection broke.
     """
-    query = in_schema("UPDATE {s}.slots SET timeline = $2::int WHERE slot_id = $1::int RETURNING 1", schema)
-    with target_errors("noting the publisher's timeline"):
-        if not await rows(conn, query, [slot_id, timeline]):
-            raise gone(slot_id)
+    query = "UPDATE {s}.slots SET timeline = $2::int WHERE slot_id = $1::int RETURNING 1"
+    await update_slot(conn, schema, "noting the publisher's timeline", query, [slot_id, timeline])
 
 
 async def flush(conn: Connection, schema: str, slot_id: int, low_lsn: int, high_lsn: int) -> None:
@@ -406,10 +383,6 @@ async def check_may_drop(conn: Connection, schema: str, slot_id: int) -> None:
     """Refuse what `drop_slot_state` would be refused, without waiting for rows that a prepared transaction holds.
 
     EXPLAIN checks the privileges of its statement and runs nothing.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
     """
     with target_errors("dropping the state of the slot"):
         for query in _removals(schema):
@@ -417,12 +390,7 @@ async def check_may_drop(conn: Connection, schema: str, slot_id: int) -> None:
 
 
 async def drop_slot_state(conn: Connection, schema: str, slot_id: int) -> None:
-    """Forget a slot. The lease must be held: a daemon that still runs would apply without a record.
-
-    Raises:
-        TargetRefused: a privilege is missing.
-        TargetLost: the connection broke.
-    """
+    """Forget a slot. The lease must be held: a daemon that still runs would apply without a record."""
     with target_errors("dropping the state of the slot"):
         async with conn.transaction():
             for query in _removals(schema):
