@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from parapply.plan import scheduler
 from parapply.plan.scheduler import Scheduler, overlaps
-from parapply.runtime.apply.parts import PartApply
 from parapply.runtime.control.progress import Progress
 from parapply.runtime.pool.streams import StreamBuffers
 from parapply.target.session.pipeline import Statement
@@ -23,13 +22,9 @@ from parapply.target.sql.statements import Sql
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from parapply.engine.job import Job, Resume, SetJob
-    from parapply.errors import StatementFailed
+    from parapply.engine.job import Job
     from parapply.plan.batch import Batch
-    from parapply.plan.halving import BatchPart
     from parapply.plan.scheduler import Overlap
-    from parapply.plan.table import Plans
-    from parapply.runtime.apply.transaction import SetCommands
     from parapply.target.session.session import Proof, Record
     from parapply.wire.messages import StreamAbort
 
@@ -81,24 +76,6 @@ def _aborts_ignored() -> None:
     StreamBuffers.abort = only_whole  # type: ignore[method-assign, assignment]
 
 
-def _halves_with_every_row() -> None:
-    repeat, planned = PartApply.repeat, PartApply._planned
-    kept: list[SetCommands] = []
-
-    async def keep(
-        own: PartApply, job: SetJob, sets: SetCommands, failure: StatementFailed, *, was_at_head: bool
-    ) -> bool:
-        kept[:] = [sets] if was_at_head else []
-        return await repeat(own, job, sets, failure, was_at_head=was_at_head)
-
-    async def of_the_whole(
-        own: PartApply, job: SetJob, resume: Resume, part: BatchPart, plans: Plans
-    ) -> SetCommands | None:
-        return kept.pop() if kept else await planned(own, job, resume, part, plans)
-
-    PartApply.repeat, PartApply._planned = keep, of_the_whole  # type: ignore[method-assign, assignment]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
     """A broken daemon, and where it is likely to show.
@@ -107,7 +84,7 @@ class Mutant:
         title: what it does wrong.
         break_it: replaces the method, in the daemon's process.
         settings: of the round.
-        faults: names or titles to inject.
+        faults: names to inject.
     """
 
     title: str
@@ -141,10 +118,6 @@ MUTANTS = {
     "aborts": Mutant(
         title="keeps what a rolled back subtransaction did", break_it=_aborts_ignored,
         settings={**_BUSY, "apply.stream_start_bytes": 0}, faults=("F35", "F1"),
-    ),
-    "halves": Mutant(
-        title="repeats half of a batch with the rows of all of it", break_it=_halves_with_every_row, settings=_BUSY,
-        faults=("statements of a large head cancelled while they wait for a lock",),
     ),
 }  # fmt: skip
 
