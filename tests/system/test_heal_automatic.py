@@ -161,7 +161,7 @@ def test_more_rows_than_allowed_change_nothing(route: Route, start_daemon: Start
 def test_an_archive_keeps_its_rows(route: Route, start_daemon: StartDaemon, run_command: RunCommand) -> None:
     """Where deletes are not published rows that only the target has are kept, with a key and without.
 
-    Nobody is asked by the daemon. Of who is asked, `--max-rows` also counts the rows of a table that is emptied.
+    The daemon refuses. The command asks, and its `--max-rows` also counts the rows of a table that is emptied.
     """
     route.source.execute("ALTER PUBLICATION pub SET (publish = 'insert')")
     daemon = start_daemon(route, settings=_HEALS)

@@ -453,17 +453,21 @@ class _Cutover:
         deadline_s = time.monotonic() + self._forward.target.lease_wait_s
         await wait_until_unread(ahead.source, name, deadline_s)
         await self._writers.end_others(deadline_s)
-        n_late = await late_count(ahead.source, self._forward, found.low_lsn)
-        # What was prepared behind the fence, and applied so, would be committed on the old source only.
+        if n_late := await late_count(ahead.source, self._forward, found.low_lsn):
+            await self._back_to_draining()
+            raise SourceRefused(
+                f"{n_late} transactions were committed on the source after the fence: a session writes in spite of it",
+                hint="end it, start the daemon, and give the same command again; --undo lets all writers in again",
+            )
+        # A transaction that was prepared behind the fence, and applied so, would be committed on the old source only.
         held = await fence.prepared(ahead.source)
         held += [gid for gid, _ in (await prepared.pending(ahead.target, self._schema, self._slot_id)).values()]
-        if n_late or held:
+        if held:
             await self._back_to_draining()
-            what = f"{n_late} transactions were committed" if n_late else f"transactions were prepared ({few(held)})"
             raise SourceRefused(
-                f"{what} on the source after the fence: a session writes in spite of it",
-                hint="end it and what it has prepared, start the daemon, and give the same command again; --undo lets"
-                " all writers in again",
+                f"transactions were prepared on the source after the fence, and have no end yet: {few(held)}",
+                hint="end them and the session that writes, start the daemon, and give the same command again; --undo"
+                " lets all writers in again",
             )
         self._notes.say(CutoverStep.STOPPING, "the daemon is stopped, and nothing was committed after the fence")
 

@@ -78,7 +78,7 @@ async def heal_lost(config: Config) -> tuple[int, int] | None:
 def why_not(found: SlotFound, notes: HealNotes) -> str:
     """Return why the daemon may not heal; empty if it may. Pure."""
     if found.kept:
-        return found.kept
+        return f"changes that are not published would be made here also, and rows deleted: {found.kept}"
     facts, known = found.facts, found.known
     assert known is not None, "the target knows the slot that is lost"
     # A heal that was begun has taken the watermark back, and noted where the publisher was.

@@ -136,7 +136,10 @@ async def heal(config: Config, options: HealOptions) -> int:
             )
         click.echo(printable(str(run.lost)))
         if (kept := run.found.kept) and not options.follows_unpublished:
-            refused = SourceRefused(kept, hint=_UNPUBLISHED_HINT)
+            refused = SourceRefused(
+                f"changes that are not published would be made here also, and rows deleted: {kept}",
+                hint=_UNPUBLISHED_HINT,
+            )
             if not options.is_dry:
                 raise refused
             click.echo(f"warning: {refused.line()}", err=True)
@@ -187,10 +190,9 @@ async def begin(
 
 
 async def _kept_rows(source: slot.Connection, publications: Sequence[str]) -> str:
-    """Return which rows the target keeps on purpose, as an archive does, for a sentence; or empty."""
+    """Return tables whose rows the target keeps on purpose, as an archive does, with the operations; or empty."""
     in_part = await slot.published_in_part(source, publications)
-    names = few([f"{schema}.{table} ({', '.join(left)})" for schema, table, left in in_part])
-    return f"changes that are not published would be made here too, and rows deleted: {names}" if names else ""
+    return few([f"{schema}.{table} ({', '.join(left)})" for schema, table, left in in_part])
 
 
 async def _own(config: Config, ends: connect.Connections, slot_id: int, wait_s: float) -> None:
@@ -212,7 +214,7 @@ class SlotFound(NamedTuple):
     known: KnownPosition | None
     lost: SlotLost | None  # why it is; None: it gives all that the target lacks
     unproved: str = ""  # why that is not proved of a publisher that may have been put back
-    kept: str = ""  # which rows the target keeps on purpose
+    kept: str = ""  # tables whose rows the target keeps on purpose
 
 
 class HealRun:

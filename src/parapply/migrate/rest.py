@@ -46,7 +46,7 @@ async def large_objects(
     """Copy all large objects, under their numbers; objects that only the target has are removed.
 
     Returns:
-        How many were copied, and the numbers of those that were removed.
+        Number of objects that were copied, and OIDs of the objects that were removed.
 
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: those that are complete stay.
