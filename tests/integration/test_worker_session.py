@@ -34,11 +34,12 @@ class _Hit:
 
     def __init__(self, session: WorkerSession, monkeypatch: pytest.MonkeyPatch) -> None:
         self._run = session.pipeline.run
-        self._pipeline, self._monkeypatch = session.pipeline, monkeypatch
+        self._pipeline = session.pipeline
+        self._patch = monkeypatch
         monkeypatch.setattr(session.pipeline, "run", self)
 
     async def __call__(self, statements: Sequence[Statement], **options: Any) -> object:  # noqa: ANN401  as the pipeline's
-        self._monkeypatch.setattr(self._pipeline, "run", self._run)
+        self._patch.setattr(self._pipeline, "run", self._run)
         return await self._run([_CANCELLED, *statements], **options)
 
 

@@ -38,7 +38,7 @@ def stopped_at(pair: Pair, daemon: Daemon) -> str:
 
 
 def _ends(pair: Pair) -> list[str]:
-    """Return the end LSN of every transaction that waits in the slot, which nobody reads.
+    """Return the end LSN of every transaction that waits in the slot, which no session reads.
 
     As the stream says it: the publisher's insert position may lie after other WAL, or a page's header.
     """

@@ -382,7 +382,7 @@ class WorkerSession:
                 await self._run_checked([*before, *commands], commands, before=len(before))
         except StatementFailed as failure:
             if failure.statement < 0:
-                # The savepoint that is there, if any, is the one of the piece before, which would be lost silently.
+                # The latest savepoint, if any, is the one of the piece before, which would be lost silently.
                 reason = f"target: a savepoint failed ({failure.sqlstate}); all of it is sent again"
                 raise TargetLost(reason) from failure
             raise
