@@ -146,7 +146,7 @@ def test_two_texts_of_one_key_bring_its_row_once(
 @pytest.mark.pg_majors(15)  # the embedded servers are built without ICU
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_keys_that_are_not_equal_alike_are_copied_again(large: Route, run_command: RunCommand, side: str) -> None:
-    """Under a nondeterministic collation one key has several texts, which the other end tells apart."""
+    """Under a nondeterministic collation one key has several texts, which are several keys at the other end."""
     for database in (large.source, large.target):
         database.execute("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
         database.execute("DROP TABLE large")

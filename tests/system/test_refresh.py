@@ -278,7 +278,7 @@ def test_a_table_whose_refresh_was_killed_stops_no_other(
         route.target.wait_until("SELECT EXISTS (SELECT FROM xfer WHERE id = 1)")
         held.unlink()
         assert copying.result().returncode == 0
-    # Its rows are from the copy: nobody is asked whether they may go.
+    # Its rows are from the copy: no --truncate is needed.
     done = run_command(route, "refresh")
     assert done.returncode == 0, done.stderr
     daemon.wait_caught_up()

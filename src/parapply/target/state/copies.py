@@ -222,7 +222,7 @@ async def begin(conn: Connection, schema: str, slot_id: int, oids: Collection[in
 
     Twice: before the snapshot is made with an LSN before it, and, when `is_seen` says that the daemon knows, with the
     snapshot's own. In between the daemon must not continue to leave out changes that the snapshot does not show.
-    Tables of an earlier copy that was interrupted wait from now on: nobody else can hold the lock.
+    Tables of an earlier copy that was interrupted wait from now on: no other session can hold the lock.
 
     Raises:
         TargetRefused: the state does not know one of them by its OID.
@@ -409,7 +409,7 @@ async def settle(  # noqa: PLR0913, PLR0917  the columns of a row
     names by now must have been renamed before.
 
     Returns:
-        Whether it was noted; not if the state knows the table already.
+        True if it was noted; False if the state knows the table already.
     """
     query = (
         "INSERT INTO {s}.copies AS c (slot_id, schema_name, table_name, source_oid, state, start_lsn, reason)"
