@@ -18,7 +18,7 @@ pg_get_indexdef, pg_xact_commit_timestamp_origin.
 # ruff: noqa: S608 - this module makes SQL: names are quoted or come from the catalogue's own deparsing, values are parameters
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -89,6 +89,23 @@ FROM pg_catalog.pg_class named JOIN pg_catalog.pg_namespace nn ON nn.oid = named
 WHERE nn.nspname = $2 AND named.relname = $3 AND (
   named.oid = $1::oid OR named.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree($1::oid::pg_catalog.regclass)))"""
 
+#: Differs when the shape may have changed; parameters as there. It costs a tenth of it. xmin is a row's version.
+_STAMP: Final = """
+SELECT pg_catalog.concat_ws(' ', named.oid,
+  (SELECT h.inhparent FROM pg_catalog.pg_inherits h WHERE h.inhrelid = named.oid AND named.relispartition),
+  (SELECT pg_catalog.sum(pg_catalog.hashtextextended(pg_catalog.concat_ws(' ',
+    i.indexrelid, i.xmin, c.relname, h.inhparent), 0))
+  FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+  LEFT JOIN pg_catalog.pg_inherits h ON h.inhrelid = i.indexrelid WHERE i.indrelid IN (named.oid, $1::oid)),
+  (SELECT pg_catalog.sum(pg_catalog.hashtextextended(pg_catalog.concat_ws(' ', a.attnum, a.xmin), 0))
+  FROM pg_catalog.pg_attribute a WHERE a.attrelid = named.oid AND a.attnum > 0),
+  (SELECT pg_catalog.sum(pg_catalog.hashtextextended(pg_catalog.concat_ws(' ', d.oid, d.xmin), 0))
+  FROM pg_catalog.pg_attrdef d WHERE d.adrelid = named.oid))
+FROM pg_catalog.pg_class named JOIN pg_catalog.pg_namespace nn ON nn.oid = named.relnamespace
+WHERE nn.nspname = $2 AND named.relname = $3"""
+#: Shapes kept; plans come and go.
+_MOST_SHAPES: Final = 1_000
+
 #: When, whether that is known, and by which origin. No name: an origin dropped since, or a session of this server.
 _WRITTEN: Final = """
 (EXTRACT(epoch FROM w.timestamp - '2000-01-01 00:00:00+00'::timestamptz) * 1000000)::bigint, w.timestamp IS NOT NULL,
@@ -124,8 +141,14 @@ class _Shape(msgspec.Struct, frozen=True):
     indexes: list[_Index]
 
 
+class _Kept(NamedTuple):
+    plan: TablePlan  # keeps its id from being another's
+    stamp: bytes | None  # read before the shape
+    shape: _Shape | None
+
+
 class LocalRows:
-    """Asks one worker's session, inside one target transaction. Keeps the catalogue's answers about each plan.
+    """Asks one worker's session, inside its target transactions. Keeps the catalogue's answers about each plan.
 
     A plan does not have the predicates and expressions of its indexes, which may change under it.
     """
@@ -141,9 +164,15 @@ class LocalRows:
         self._session = session
         self._tracks_commits = tracks_commits
         self._lock = " FOR UPDATE OF t" if locks else ""
-        self._shapes: dict[tuple[int, str, str], tuple[TablePlan, _Shape | None]] = {}
+        self._shapes: dict[tuple[int, str, str], _Kept] = {}
         #: Shapes that hold until the end of the transaction, because it has locked the table.
         self._sure: set[tuple[int, str, str]] = set()
+
+    def begin(self) -> None:
+        """Begin a target transaction: nothing is locked."""
+        self._sure.clear()
+        if len(self._shapes) > _MOST_SHAPES:
+            self._shapes.clear()
 
     async def subject(self, change: RowChange) -> LocalRow | None:
         """Return the row that an update or delete is about, locked; None if it does not exist.
@@ -223,22 +252,29 @@ class LocalRows:
     async def _shape(self, plan: TablePlan, failure: StatementFailed) -> _Shape | None:
         """Return the shape of the table that a failure names; None if no row of the plan's table is stored there."""
         name = _name(plan, failure)
-        if name not in self._shapes:
-            of = [str(plan.facts.oid).encode(), failure.schema.encode(), failure.table.encode()]
-            found = await self._session.fetch(statement(_SHAPE, of))
-            self._shapes[name] = plan, msgspec.json.decode(found[0][0] or b"", type=_Shape) if found else None
-        return self._shapes[name][1]
+        kept = self._shapes.get(name)
+        if kept is not None and name in self._sure:
+            return kept.shape
+        stamp = await self._stamp(plan, failure)
+        if kept is None or kept.stamp != stamp:
+            found = await self._session.fetch(statement(_SHAPE, _where(plan, failure)))
+            shape = msgspec.json.decode(found[0][0] or b"", type=_Shape) if found else None
+            kept = self._shapes[name] = _Kept(plan, stamp, shape)
+        return kept.shape
+
+    async def _stamp(self, plan: TablePlan, failure: StatementFailed) -> bytes | None:
+        found = await self._session.fetch(statement(_STAMP, _where(plan, failure)))
+        return found[0][0] if found else None
 
     async def _holds(self, plan: TablePlan, failure: StatementFailed, *, is_locked: bool) -> bool:
-        """Return whether the shape by which rows were looked for still is the table's; if not, it is read now.
+        """Return whether the shape by which rows were looked for still is the table's.
 
         A look locks the table as well, even if it finds no row.
         """
         name = _name(plan, failure)
         if name in self._sure:
             return True
-        _, read = self._shapes.pop(name)
-        holds = await self._shape(plan, failure) == read
+        holds = await self._stamp(plan, failure) == self._shapes[name].stamp
         if holds and is_locked:
             self._sure.add(name)
         return holds
@@ -262,6 +298,10 @@ class LocalRows:
             is_free = applies != b"true" or (index.is_nulls_distinct and None in parts)
             values.append(None if is_free else parts)
         return values
+
+
+def _where(plan: TablePlan, failure: StatementFailed) -> list[bytes | None]:
+    return [str(plan.facts.oid).encode(), failure.schema.encode(), failure.table.encode()]
 
 
 def _name(plan: TablePlan, failure: StatementFailed) -> tuple[int, str, str]:

@@ -40,13 +40,13 @@ class Repair:
         self._session = session
         self._kit = kit
         self._conflict_handler = kit.conflict_handler
+        self._local = LocalRows(session, tracks_commits=kit.rules.tracks_commits, locks=kit.tables.may_lock_rows)
         self._log = get_logger()
 
     def settler(self, source: Source) -> Settler:
         """Return the settler that applies a transaction, or its pieces, with its conflicts settled."""
-        locks = self._kit.tables.may_lock_rows
-        local = LocalRows(self._session, tracks_commits=self._kit.rules.tracks_commits, locks=locks)
-        return Settler(self._session, local, self._kit.builder, self._conflict_handler.rules, source)
+        self._local.begin()
+        return Settler(self._session, self._local, self._kit.builder, self._conflict_handler.rules, source)
 
     async def keep(self, settler: Settler) -> list[Conflict]:
         """Write the settled conflicts into the history, inside the open transaction, and return them.
