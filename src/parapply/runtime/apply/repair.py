@@ -40,11 +40,15 @@ class Repair:
         self._session = session
         self._kit = kit
         self._conflict_handler = kit.conflict_handler
-        self._local = LocalRows(session, tracks_commits=kit.rules.tracks_commits, locks=kit.tables.may_lock_rows)
+        #: Reads the target's rows that changes conflict with; None: no conflict yet.
+        self._local: LocalRows | None = None
         self._log = get_logger()
 
     def settler(self, source: Source) -> Settler:
         """Return the settler that applies a transaction, or its pieces, with its conflicts settled."""
+        if self._local is None:
+            tracks_commits, may_lock = self._kit.rules.tracks_commits, self._kit.tables.may_lock_rows
+            self._local = LocalRows(self._session, tracks_commits=tracks_commits, locks=may_lock)
         self._local.begin()
         return Settler(self._session, self._local, self._kit.builder, self._conflict_handler.rules, source)
 
