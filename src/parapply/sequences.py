@@ -208,15 +208,15 @@ async def _set(
     each = []
     for number, name in enumerate(names):
         value, step = wanted[name], steps[name]
-        setting = sql.SQL("SELECT {}::int, pg_catalog.setval({}::regclass, {}, {})").format(
-            *map(sql.Literal, (number, sql.Identifier(*name).as_string(None), value.last_value, value.is_called))
+        setting = sql.SQL("SELECT {}::int, pg_catalog.setval({}::regclass, {}::bigint, {})").format(
+            *map(sql.Literal, (number, sql.Identifier(*name).as_string(None), str(value.last_value), value.is_called))
         )
         if step is not None:
             # Clients may have drawn values since the look.
             setting += sql.SQL(
                 " FROM {} WHERE (last_value::numeric + CASE WHEN is_called THEN {step} ELSE 0 END)"
-                " * pg_catalog.sign({step}) <= {}::numeric * pg_catalog.sign({step})"
-            ).format(sql.Identifier(*name), sql.Literal(value.following(step)), step=sql.Literal(step))
+                " * pg_catalog.sign({step}::numeric) <= {}::numeric * pg_catalog.sign({step}::numeric)"
+            ).format(sql.Identifier(*name), sql.Literal(str(value.following(step))), step=sql.Literal(step))
         each.append(setting)
     with target_errors(f"setting {_shown(names)}"):
         found = await rows(conn, sql.SQL(" UNION ALL ").join(each))

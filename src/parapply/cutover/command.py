@@ -21,6 +21,7 @@ automatically.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
@@ -502,7 +503,8 @@ class _Cutover:
             await self._poolers.resume()
         await self._notes.took_over()
         # Before the way back may begin: what that applies to the old source looks like late writes.
-        self._n_late = await self._count_late()
+        with contextlib.suppress(SourceRefused):  # the end asks again, and leaves the slot
+            self._n_late = await self._count_late()
         await self._notes.enter(CutoverStep.ENDING)
         gap_s = self._notes.row.gap_s or 0.0
         self._notes.say(CutoverStep.OPENING, f"the target takes over; no client could write for {gap_s:.3f} s")

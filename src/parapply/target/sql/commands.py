@@ -522,8 +522,11 @@ def _effects(changes: TableChanges, segment: NetSegment, *, is_late: bool) -> Ef
 
 
 def _are_few_new(changes: TableChanges, segment: NetSegment) -> bool:
-    """Return whether net changes are a few new rows, all to be written now; their order then does not matter."""
-    return len(segment.net) <= _FEW_ROWS and not (segment.counts[1] or segment.counts[2] or changes.late_keys)
+    """Return whether net changes are a few new rows, all to be written now; their order then does not matter.
+
+    The last segment of a table may be empty.
+    """
+    return 0 < len(segment.net) <= _FEW_ROWS and not (segment.counts[1] or segment.counts[2] or changes.late_keys)
 
 
 def _without(effects: Effects, effect: int) -> Effects:

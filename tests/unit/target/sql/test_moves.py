@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from parapply.plan.batch import Batch
 from parapply.plan.table import Plans
 from parapply.plan.table_changes import RowSegment
+from parapply.target.sql import commands
 from parapply.target.sql.commands import CommandBuilder
 from parapply.target.sql.moves import can_move, runs_of_moves
 from tests import build
@@ -52,6 +53,13 @@ def test_moves_that_do_not_touch_each_other_are_one_set() -> None:
     assert keys == [b"101", b"102", b"103", b"104", b"105"]
     assert others == [[b"a"] * 5, [b"b"] * 5]
     assert old_keys == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_a_move_among_many_tables_leaves_no_insert_of_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a move a table has a segment for what comes next, which may be empty; VALUES of nothing is no SQL."""
+    monkeypatch.setattr(commands, "_MANY_TABLES", 1)
+    (command,) = of_batch(_move(1, 101))
+    assert command.operation == "update"
 
 
 def test_a_value_that_was_not_sent_is_not_set() -> None:
