@@ -14,6 +14,7 @@ from parapply.source import late_tables, publishing, slot
 from parapply.target.session import settings
 from parapply.target.state import copies
 from parapply.vocabulary import CopyState
+from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -170,6 +171,9 @@ async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
     parts = {part for oid in roots for part in publishing.new_partitions("", before.get(oid, ""))}
     reasons |= dict.fromkeys(parts & now.keys() - before.keys() - listed, copies.WAS_SCHEMA_ONLY)
     names = await late_tables.names(source, reasons)
+    schemas = await slot.state_schemas(source) if names else frozenset()
+    for oid in [oid for oid, name in names.items() if name == QUEUE or name[0] in schemas]:
+        del names[oid], reasons[oid]
     if any(row.name in names.values() for row in known.tables):
         # A table that has given its name away keeps its row.
         others = await late_tables.names(source, list(listed))

@@ -234,7 +234,11 @@ def test_what_others_prepare_is_not_the_slots(
     """A name of a slot's and an LSN to come do not make the publisher look like an older copy; `drop` says it stays."""
     route = Route(source=mallory.route.source, target=mallory.route.target, target_dsn=mallory.route.target_dsn,
                   settings=FAST)  # fmt: skip
-    new_slot(route)
+    # With the last slot the state would go, which other tests need.
+    other = Route(source=route.source, target=route.target, target_dsn=route.target_dsn, settings=FAST)
+    for each in (other, route):
+        new_slot(each)
+    _slot_id(other)
     gid = f"parapply_{_slot_id(route)}_1000_FFFFFFFF/FFFFFFF0"
     prepared(gid)
     daemon = Daemon(route)

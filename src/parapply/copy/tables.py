@@ -314,6 +314,11 @@ def _made_again(make: str) -> str:
     return make.replace(" INDEX ", " INDEX IF NOT EXISTS ", 1)
 
 
+def named(make: str) -> str:
+    """Return how such a statement begins, up to the name of the index."""
+    return make.partition(" ON ")[0]
+
+
 async def check_owned(conn: Connection, tables: Sequence[PublishedTable]) -> None:
     """Refuse tables whose indexes the role may not drop, or not make again, all of them in one message.
 

@@ -70,9 +70,11 @@ def _ordered(numbers: Iterable[int], earlier: Mapping[int, set[int]]) -> list[in
     ordered: list[int] = []
     left = list(numbers)
     while left:
-        ready = [number for number in left if earlier[number] <= set(ordered)] or left[:1]
+        placed = set(ordered)
+        ready = [number for number in left if earlier[number] <= placed] or left[:1]
         ordered += ready
-        left = [number for number in left if number not in ready]
+        placed.update(ready)
+        left = [number for number in left if number not in placed]
     return ordered
 
 

@@ -229,8 +229,8 @@ async def begin(conn: Connection, schema: str, slot_id: int, oids: Collection[in
     """
     query = in_schema(
         "UPDATE {s}.copies SET state = 'copying', start_lsn = $3::pg_lsn, rows = NULL, size_bytes = NULL,"
-        " reason = '', is_seen = false, started_at = pg_catalog.clock_timestamp(), finished_at = NULL"
-        " WHERE slot_id = $1::int AND source_oid = ANY ($2::bigint[]) RETURNING 1",
+        " reason = '', is_seen = false, started_at = pg_catalog.clock_timestamp(), finished_at = NULL,"
+        " published_by = NULL WHERE slot_id = $1::int AND source_oid = ANY ($2::bigint[]) RETURNING 1",
         schema,
     )
     others = in_schema(
@@ -418,7 +418,8 @@ async def settle(  # noqa: PLR0913, PLR0917  the columns of a row
         " WHERE NOT EXISTS (SELECT FROM {s}.copies AS o WHERE o.slot_id = $1::int AND o.source_oid = $4::bigint)"
         " ON CONFLICT (slot_id, schema_name, table_name) DO UPDATE SET source_oid = EXCLUDED.source_oid,"
         " state = EXCLUDED.state, start_lsn = EXCLUDED.start_lsn, reason = EXCLUDED.reason, published_by = NULL,"
-        " rows = NULL, size_bytes = NULL, started_at = NULL, finished_at = NULL RETURNING 1"
+        " rows = NULL, size_bytes = NULL, started_at = NULL, finished_at = NULL, indexes = DEFAULT"
+        " WHERE c.source_oid IS DISTINCT FROM EXCLUDED.source_oid RETURNING 1"
     )
     values = [slot_id, *name, source_oid, reason]
     return bool(await state_rows(conn, schema, "noting a table that was published later", query, values))
@@ -439,7 +440,9 @@ async def keep_published(conn: Connection, schema: str, slot_id: int, marks: Map
     query = (
         "UPDATE {s}.copies AS c SET published_by = n.marks"
         " FROM unnest($2::bigint[], $3::text[]) AS n(source_oid, marks)"
+        # A gap that the daemon has noted since the copy began stays.
         " WHERE c.slot_id = $1::int AND c.source_oid = n.source_oid"
+        " AND (c.state <> 'copying' OR c.published_by IS DISTINCT FROM '')"
     )
     await state_rows(
         conn, schema, "noting how tables are published", query, [slot_id, list(marks), list(marks.values())]
