@@ -128,6 +128,38 @@ def test_f12_a_lost_slot_is_healed_while_the_others_keep_on(databases: Databases
     daemon.stop()
 
 
+def test_a_slot_whose_state_is_gone_is_not_adopted_by_a_later_leader(
+    databases: Databases, start_daemon: StartDaemon
+) -> None:
+    """It is refused again and again, and nothing is confirmed; with the state it goes on."""
+    databases.add("fleet_gone", "fleet_kept")
+    gone, kept = databases.routes.values()
+    databases.write([*databases.routes])
+    daemon = databases.start(start_daemon)
+    for one in (gone, kept):
+        wait_for(daemon, "source_connected", one)
+        commit_each(one.source, 1, 10)
+    _caught_up(daemon, databases, "fleet_gone", "fleet_kept")
+    daemon.pause()
+    ((kept_lsn,),) = gone.source.rows("SELECT pg_current_wal_lsn()::text")
+    commit_each(gone.source, 11, 20)
+    gone.target.execute("ALTER SCHEMA parapply RENAME TO dropped")
+    end_sessions(gone.target, "parapply%")
+    daemon.send(signal.SIGCONT)
+    assert wait_for(daemon, "slot_failed", gone, count=2)["exit_code"] == 4
+    for told in of_slot(daemon, "daemon_failed", gone):
+        assert "the target no longer knows slot" in told["error"]
+    slot = f"FROM pg_replication_slots WHERE slot_name = '{gone.slot}'"
+    assert gone.source.rows(f"SELECT confirmed_flush_lsn <= '{kept_lsn}' {slot}") == [(True,)]
+    commit_each(kept.source, 11, 20)
+    _caught_up(daemon, databases, "fleet_kept")
+    gone.target.execute("DROP SCHEMA IF EXISTS parapply CASCADE; ALTER SCHEMA dropped RENAME TO parapply")
+    daemon.send(signal.SIGHUP)
+    _caught_up(daemon, databases, "fleet_gone")
+    assert len(of_slot(daemon, "slot_adopted", gone)) == 1
+    daemon.stop()
+
+
 def test_a_reload_adds_and_removes_slots(databases: Databases, start_daemon: StartDaemon, tmp_path: Path) -> None:
     """The others stay in their epochs. Lines, series, pages and files of the apply log have the slot."""
     databases.add("fleet_old", _HOSTILE, "fleet_new")

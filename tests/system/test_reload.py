@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.fixtures.daemon import _environment
-from tests.fixtures.plain import FAST, check_equal, commit_each, plain_route, slot_route
+from tests.fixtures.plain import FAST, TABLES, check_equal, commit_each, end_sessions, plain_route, slot_route
 from tests.fixtures.route import Route
 from tests.fixtures.workloads import BankLoad, check_bank, create_bank
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from tests.fixtures.daemon import Daemon, StartDaemon
     from tests.fixtures.databases import Database
+    from tests.fixtures.servers import NewDatabase
 
 _WORKERS = (
     "SELECT count(*) FROM pg_stat_activity"
@@ -167,6 +168,51 @@ def test_another_secret_is_taken_without_waiting(
     check_equal(route)
     query = "SELECT DISTINCT usename FROM pg_stat_activity WHERE application_name LIKE 'parapply worker%'"
     assert route.target.rows(f"{query} AND datname = current_database()") == [(role,)]
+    daemon.stop()
+
+
+def test_a_target_that_no_longer_knows_the_slot_is_not_adopted(
+    route: Route, new_database: NewDatabase, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """After its first epoch a daemon adopts nothing: what it had confirmed is missing where the state is.
+
+    Another target is refused with exit 4. With `apply.on_error = "retry"` a dropped state is refused again and again,
+    until the state is back. Nothing is confirmed to the publisher, and the wrong target is left as it was.
+    """
+    path = tmp_path / "dsn"
+    path.write_text(route.target.target_role_dsn)
+    other = new_database(route.target.server)
+    other.execute(TABLES)
+    given = _TargetInFile(source=route.source, target=route.target, slot=route.slot, settings=FAST)
+    environ = {"PARAPPLY_TARGET__DSN_FILE": str(path)}
+    daemon = start_daemon(given, environ=environ)
+    daemon.wait_for_event("source_connected")
+    commit_each(route.source, 1, 20)
+    daemon.wait_caught_up()
+    path.write_text(other.target_role_dsn)
+    daemon.send(signal.SIGHUP)
+    assert daemon.exit_code() == 4, daemon.log_tail()
+    assert f"the target no longer knows slot '{route.slot}'" in daemon.failure
+    assert other.rows("SELECT to_regnamespace('parapply')::text") == [(None,)]
+
+    path.write_text(route.target.target_role_dsn)
+    daemon = start_daemon(given, environ=environ, settings={"apply.on_error": "retry"})
+    daemon.wait_for_event("source_connected")
+    daemon.wait_caught_up()
+    daemon.pause()
+    ((kept_lsn,),) = route.source.rows("SELECT pg_current_wal_lsn()::text")
+    commit_each(route.source, 21, 40)
+    route.target.execute("ALTER SCHEMA parapply RENAME TO dropped")
+    end_sessions(route.target, "parapply%")
+    daemon.send(signal.SIGCONT)
+    told = daemon.wait_for_event("target_refused", count=2)
+    assert "it is another one, or an older one" in str(told["error"])
+    slot = f"FROM pg_replication_slots WHERE slot_name = '{route.slot}'"
+    assert route.source.rows(f"SELECT confirmed_flush_lsn <= '{kept_lsn}' {slot}") == [(True,)]
+    assert not daemon.events_of("slot_adopted")
+    route.target.execute("DROP SCHEMA IF EXISTS parapply CASCADE; ALTER SCHEMA dropped RENAME TO parapply")
+    daemon.wait_caught_up()
+    check_equal(route)
     daemon.stop()
 
 

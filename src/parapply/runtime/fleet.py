@@ -23,6 +23,7 @@ from parapply.runtime.daemon import Host, Leader, calm_garbage_collector
 from parapply.runtime.observe.http import FleetSlot, endpoint_of_fleet
 from parapply.runtime.observe.systemd import Notifier
 from parapply.runtime.reload import IDENTITY, Reloader, changed
+from parapply.runtime.sessions import Connector
 from parapply.runtime.shares import SharedSlot, share_out
 from parapply.runtime.signals import Signals
 from parapply.spill import SpillRoom
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from parapply.config_fleet import Fleet, FleetDatabase
+    from parapply.engine.shares import Share
     from parapply.model import Until
     from parapply.runtime.daemon import Heal
     from parapply.runtime.observe.gauges import Parts
@@ -88,9 +90,10 @@ class _Slot:
         self._failed_lsn = 0
         self.leader: Leader | None = None
         self._until = until
-        self._takeover = takeover
         self._heal = heal
         self._reloader = self._new_reloader()
+        #: Outlives leaders, because a later one must not adopt a slot whose state is gone.
+        self._opener = Connector(database.config, self.shared.share, takeover=takeover)
         self._signals = Signals()
         #: Ends a pause.
         self._news = asyncio.Event()
@@ -183,9 +186,10 @@ class _Slot:
         """Run a leader to its end; return the exit code that its process would have."""
         self._signals.renew()
         self._reloader = self._new_reloader()
-        host = Host(self._signals, Notifier({}), self.shared.share, self._spill_room, heal=self._heal)
-        self.leader = leader = Leader(self._reloader, self._until, host, takeover=self._takeover)
-        self._takeover = False
+        host = Host(
+            self._signals, Notifier({}), self.shared.share, self._spill_room, connector=self._connector, heal=self._heal
+        )
+        self.leader = leader = Leader(self._reloader, self._until, host, takeover=False)
         try:
             await leader.run()
         except ParapplyError as error:
@@ -200,6 +204,10 @@ class _Slot:
         if leader.view is not None:
             leader.view.health.left(DaemonState.STOPPED, reason)
         return exit_code
+
+    def _connector(self, config: Config, share: Share) -> Connector:
+        self._opener.use(config, share)
+        return self._opener
 
     async def _pause(self, pause_s: float) -> None:
         if self._signals.is_stop:

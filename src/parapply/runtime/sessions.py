@@ -96,6 +96,8 @@ class Connector:
         self._share = share
         self._takeover = takeover
         self._own_pids: list[int] = []
+        #: The target knew the slot, or was given its state. One that no longer does is never adopted.
+        self._has_state = False
         self._rules = Rules(config.conflict)
         self._is_told_of_origins = False
         self._is_failover_told = False
@@ -297,8 +299,10 @@ class Connector:
             found = await state.load(control, config.target.state_schema, config.source.slot, facts.system_identifier)
             await connect.check_apart(config, connect.Connections(source, control), facts)
             if found is None:
+                self._check_new()
                 found = await self._adopt(source, control)
                 self._log.warning("slot_adopted", slot=config.source.slot, start_lsn=format_lsn(found.low_lsn))
+        self._has_state = True
         # Before the lease, which the command holds that cuts over; and after it, which may have been awaited.
         name = config.source.slot
         await cutovers.check_may_write(control, config.target.state_schema, found.slot_id, name)
@@ -308,6 +312,15 @@ class Connector:
         await cutovers.check_may_write(control, config.target.state_schema, found.slot_id, name)
         failpoints.probe(failpoints.RECOVERY)
         return control, found.slot_id
+
+    def _check_new(self) -> None:
+        """Refuse a target without the state that an epoch before had: what was confirmed since is not there."""
+        if self._has_state:
+            raise TargetRefused(
+                f"the target no longer knows slot {self._config.source.slot!r}: it is another one, or an older one",
+                hint="correct target.dsn, or bring the target back with its state schema, before the daemon is started"
+                " again: a start takes over a slot without a state; else `parapply drop`, then `parapply init --copy`",
+            )
 
     async def _adopt(self, source: slot.Connection, control: settings.Connection) -> state.SlotState:
         """Write the state of a slot that the target does not know."""
