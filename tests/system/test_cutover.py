@@ -460,6 +460,28 @@ def _check_partitioned(ends: Ends) -> None:
     ends.source.execute("ALTER PUBLICATION pub DROP TABLE root")
 
 
+def test_columns_that_the_stream_leaves_out_are_not_overwritten_by_the_way_back(ends: Ends) -> None:
+    """Of a column on both ends that no list names only the source has values: it refuses before clients wait.
+
+    Where only the source has the column, the way back does not touch it, and that is said.
+    """
+    for database in (ends.source, ends.target):
+        database.execute("ALTER TABLE item ADD c text, ADD made int GENERATED ALWAYS AS (1) STORED")
+    ends.source.execute("ALTER PUBLICATION pub SET TABLE item (id, v), evt")
+    daemon = ends.start(ends.ahead)
+    ends.source.execute("INSERT INTO item VALUES (1, 1, 'only here')")
+    daemon.wait_caught_up()
+    refused = ends.run()
+    assert (refused.returncode, "fencing" in refused.stdout) == (REFUSED["source"], False), refused
+    assert "the publication leaves out public.item.c, and the target has them also" in refused.stderr
+    ends.check_nothing_left()
+    ends.target.execute("ALTER TABLE item DROP c")
+    looked = ends.run("--dry-run")
+    assert looked.returncode == 0, looked
+    assert "warning: public.item.c: the publication leaves columns out, which the target does not have" in looked.stdout
+    daemon.stop()
+
+
 def test_without_a_free_slot_or_origin_there_is_no_way_back(  # noqa: PLR0917  fixtures
     own_servers: OwnServers,
     new_database: NewDatabase,

@@ -91,6 +91,7 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     leaves: tuple[Leaf, ...]
     target: tuple[str, str] | None = None  # schema and table on the target where they are others
     constants: dict[str, str] = {}  # columns of the target's table with their values in all rows of this one
+    left_out: tuple[str, ...] = ()  # columns with values of their own that are not published
     has_omitted: bool = False  # `columns` are without some that are published
     has_generated: bool = False  # some of `columns` are generated on the publisher
     replaced: dict[str, str] = {}  # of `columns`, with the SQL expression whose value the target's rows get instead
@@ -291,6 +292,7 @@ def _table(
         row_filter="" if None in filters else " OR ".join(f"({one})" for one in dict.fromkeys(filters) if one),
         key=key if set(key) <= set(names) else (),
         leaves=tuple(leaves),
+        left_out=tuple(column.name for column in columns if column.is_stored and column not in sent),
         has_generated=not all(column.is_stored for column in sent),
     )
 

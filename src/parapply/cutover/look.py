@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 _OF_MAKING: Final = frozenset({Code.PUBLICATION_MISSING, Code.PUBLICATION_EMPTY, Code.SLOT_ADOPTED})
 #: Findings of objects that the stream does not bring.
 _NOT_THERE: Final = frozenset({Code.NOT_REPLICATED, Code.TABLE_UNPUBLISHED, Code.LARGE_OBJECTS})
+_PRESENT: Final = """
+SELECT w.schema_name, w.table_name, w.column_name
+  FROM unnest($1::text[], $2::text[], $3::text[]) AS w(schema_name, table_name, column_name)
+  JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.schema_name
+  JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name
+  JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attname = w.column_name
+ WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''"""
 _OF_ORIGINS: Final = frozenset({Code.ORIGINS_MISSING, Code.ORIGINS_EXHAUSTED})
 
 
@@ -101,7 +108,7 @@ class CutoverLook:
     async def refusals(self, tables: Sequence[PublishedTable], *, has_made: bool) -> list[ParapplyError]:
         """Return all that would be refused."""
         self._tables = tables
-        of_stream = self._of_stream(), self._of_commands(), self._of_fence()
+        of_stream = self._of_stream(), self._of_columns(tables), self._of_commands(), self._of_fence()
         of_back = self._of_opening(), self._of_slot(), self._of_publication(has_made=has_made)
         found = [error for look in (*of_stream, *of_back) async for error in look]
         return found + await self.findings_of_back()
@@ -110,7 +117,7 @@ class CutoverLook:
         """Check the published tables again, both ways, because until the fence any session could change them.
 
         Raises:
-            SourceRefused: a table came that was not looked at, or the way back leaves one out.
+            SourceRefused: a table came that was not looked at, or the way back leaves one out or overwrites a column.
         """
         forward = self._forward
         tables = await published_tables(self._ahead.source, forward.source.publications, forward.mapping)
@@ -119,6 +126,8 @@ class CutoverLook:
             raise SourceRefused(
                 f"source: published since the cut-over looked at its tables: {few(new)}", hint=way_back.AGAIN
             )
+        async for error in self._of_columns(tables):
+            raise error
         await way_back.check_covers(self._back.source, self._reverse, tables, is_made=is_made)
 
     async def check_copied(self, low_lsn: int) -> None:
@@ -191,6 +200,24 @@ class CutoverLook:
         for each in report.findings:
             if each.code in _NOT_THERE:
                 self.warn(f"{each.code.text}: {each.found}: the target does not have that")
+
+    async def _of_columns(self, tables: Sequence[PublishedTable]) -> AsyncIterator[ParapplyError]:
+        """Yield an error if the way back would overwrite columns whose values only the source has."""
+        found = [(table.schema, table.name, column) for table in tables for column in table.left_out]
+        if not found:
+            return
+        with target_errors("reading the columns"):
+            there = set(
+                await rows(self._ahead.target, sql.SQL(_PRESENT), [list(each) for each in zip(*found, strict=True)])
+            )
+        if met := [".".join(column) for column in found if column in there]:
+            yield SourceRefused(
+                f"the publication leaves out {few(met)}, and the target has them also: the way back would overwrite"
+                " the source's values, which nothing else has",
+                hint="publish them, and `parapply refresh` the tables; or drop these columns on the target",
+            )
+        if lacking := [".".join(column) for column in found if column not in there]:
+            self.warn(f"{few(lacking)}: the publication leaves columns out, which the target does not have")
 
     async def _not_applied(self, copied: copies.Copies) -> list[str]:
         """Return the published tables that hold rows and that the daemon has never heard of: no change came yet."""
