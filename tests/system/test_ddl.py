@@ -653,6 +653,14 @@ def test_what_cannot_run_in_a_transaction_runs_after_it(pair: Pair, run_command:
     shown = json.loads(run_command(pair.route, "status", "--json").stdout)["ddl"][0]
     assert (shown["number"], shown["outcome"], shown["reason"]) == (4, "pending", failed["reason"])
     daemon.stop()
+    # Switched off, nothing pending runs, and why is seen.
+    target.execute("""UPDATE "T 2" SET v = id""")
+    daemon = pair.start()
+    assert daemon.wait_for_event("ddl_failed")["reason"] == "ddl.apply is off"
+    shown = json.loads(run_command(pair.route, "status", "--json").stdout)["ddl"][0]
+    assert (shown["number"], shown["outcome"], shown["reason"]) == (4, "pending", "ddl.apply is off")
+    daemon.stop()
+    assert target.rows(indexes) == [("n2", True), ("t_v", True)]
     daemon = pair.start(settings={**_ON, "ddl.skip": "4"})
     daemon.wait_for_event("ddl_left_out")
     # Only what the role may do here, and only what can be found again.

@@ -111,6 +111,9 @@ class LaterCommands:
             if one.command.number in self._config.ddl.skip:
                 await self._note(one, CommandOutcome.LEFT_OUT, "ddl.skip names it")
                 continue
+            if not self._config.ddl.apply:
+                await self._note(one, CommandOutcome.PENDING, "ddl.apply is off")
+                continue
             try:
                 await self._run(one)
             except StatementFailed as failure:
