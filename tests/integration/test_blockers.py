@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from parapply.runtime.apply.deadlocks import BLOCKERS
+from tests.fixtures.roles import SOURCE_ROLE, STATE_SCHEMA, TARGET_ROLE
 
 if TYPE_CHECKING:
     from tests.fixtures.databases import Database
@@ -24,7 +25,7 @@ _LOOK_S = 1.0
 
 
 def _blockers(database: Database, pid: int) -> list[tuple[int]]:
-    return database.rows(BLOCKERS.as_string(None).replace("$1", str(pid)))
+    return database.rows(BLOCKERS.as_string(None).replace("$1", str(pid)).replace("$2", f"'{STATE_SCHEMA}'"))
 
 
 def test_a_row_of_another_transaction_blocks(target_db: Database) -> None:
@@ -44,6 +45,37 @@ def test_a_row_of_another_transaction_blocks(target_db: Database) -> None:
             waits[0].result(timeout=_PATIENCE_S)
             second.execute("ROLLBACK")
             waits[1].result(timeout=_PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("slot", "role", "is_followed"),
+    [("other", TARGET_ROLE, True), ("other", SOURCE_ROLE, False), ("mine", TARGET_ROLE, False)],
+)
+def test_an_idle_worker_of_another_slot_waits_for_its_turn(
+    target_db: Database, slot: str, role: str, *, is_followed: bool
+) -> None:
+    """So what that slot's other workers wait for blocks too, if the names are of a role that may write the state."""
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY); GRANT INSERT ON t TO PUBLIC")
+    with (
+        target_db.connect() as foreign,
+        target_db.connect(user=TARGET_ROLE, application_name="parapply worker 1 mine") as head,
+        target_db.connect(user=role, application_name=f"parapply worker 11 {slot}") as earlier,
+        target_db.connect(user=role, application_name=f"parapply worker 9 {slot}") as idle,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        foreign.execute("BEGIN; INSERT INTO t VALUES (1)")
+        idle.execute("BEGIN; INSERT INTO t VALUES (2)")
+        waits = []
+        for session, number in ((earlier, b"1"), (head, b"2")):
+            waits.append(threads.submit(session.execute, b"INSERT INTO t VALUES (" + number + b")"))
+            target_db.wait_until(f"SELECT EXISTS ({_WAITS.format(session.info.backend_pid)})")
+        found = {pid for (pid,) in _blockers(target_db, head.info.backend_pid)}
+        behind = {earlier.info.backend_pid, foreign.info.backend_pid}
+        assert found == {idle.info.backend_pid} | (behind if is_followed else set())
+        foreign.execute("ROLLBACK")
+        idle.execute("ROLLBACK")
+        for each in waits:
+            each.result(timeout=_PATIENCE_S)
 
 
 def test_who_makes_a_file_longer_blocks_nobody(target_db: Database) -> None:

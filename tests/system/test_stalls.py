@@ -13,7 +13,7 @@ from parapply.model import format_lsn, parse_lsn
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
 from tests.fixtures.endpoint import LISTEN, Endpoint
-from tests.fixtures.plain import WORKER_IS_BLOCKED, check_equal, foreign_transaction, plain_route
+from tests.fixtures.plain import WORKER_IS_BLOCKED, check_equal, foreign_transaction, plain_route, slot_route
 from tests.fixtures.route import Route
 from tests.fixtures.streams import LITTLE_MEMORY, stream_everything
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
+    from tests.fixtures.servers import NewDatabase
 
 _STALL_TIMEOUT_S = 15
 _ONE_WAITS_ITS_TURN = (
@@ -59,6 +60,41 @@ def test_t30_a_foreign_session_between_head_and_later_batch(route: Route, start_
     daemon.wait_caught_up()
     daemon.stop()
     check_equal(route)
+
+
+def test_t30_two_slots_that_take_rows_in_opposite_order(
+    source_db: Database, target_db: Database, new_database: NewDatabase, new_slot: Callable[[Route], None],
+    start_daemon: StartDaemon,
+) -> None:  # fmt: skip
+    """T-30: each slot's head waits for a row of the other's later batch, which waits for its turn: one of them yields.
+
+    Neither server nor daemon sees a circle: the turn of the other slot is seen in its workers' names only.
+    """
+    tables = "CREATE TABLE gate (id int PRIMARY KEY, v int); CREATE TABLE item (id int PRIMARY KEY, v int);"
+    rows = "INSERT INTO gate VALUES (1, 0), (2, 0); INSERT INTO item VALUES (1, 0), (2, 0)"
+    sources = source_db, new_database(source_db.server)
+    routes, daemons = [], []
+    for database in (target_db, *sources):
+        database.execute(tables + rows)
+    for source in sources:
+        source.execute("CREATE PUBLICATION pub FOR TABLE gate, item")
+        routes.append(slot_route(source, target_db, new_slot, apply__max_batch_transactions=1, apply__workers=2))
+        daemons.append(start_daemon(routes[-1]))
+        daemons[-1].wait_for_event("source_connected")
+    with foreign_transaction(target_db, "SELECT FROM gate FOR UPDATE"):
+        for n, source in enumerate(sources, start=1):
+            source.execute(f"BEGIN; UPDATE gate SET v = 1 WHERE id = {n}; UPDATE item SET v = {n} WHERE id = {n}; END")
+            source.execute(f"UPDATE item SET v = {n} WHERE id = {3 - n}")
+        for state in ("wait_event_type = 'Lock'", "state = 'idle in transaction'"):
+            target_db.wait_until(
+                "SELECT count(*) = 2 FROM pg_stat_activity WHERE datname = current_database()"
+                f" AND application_name LIKE 'parapply worker%' AND {state}"
+            )
+    for daemon, route in zip(daemons, routes, strict=True):
+        route.wait_caught_up(check=daemon.check_running)
+    assert daemons[0].events_of("stall_broken") + daemons[1].events_of("stall_broken")
+    for daemon in daemons:
+        daemon.stop()
 
 
 def test_who_holds_a_batch_up_is_told(route: Route, start_daemon: StartDaemon) -> None:

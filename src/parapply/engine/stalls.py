@@ -11,11 +11,12 @@ idle in a transaction; only we know that the idle one waits for the first (trap 
     idle in transaction                           └────── a lock ──► prepared transaction
 
 So when a batch makes no progress, the target is asked which sessions block it, and which block those: a later batch of
-ours among them rolls back and waits, which breaks each circle through this graph. For a foreign session the batch
-waits, and that is shown (F23), and so for a prepared transaction; where the operator has asked to skip what waits, its
-statement is cancelled. But a prepared transaction that the publisher has rolled back in the meantime, as far as that
-was received, is rolled back at once, because its place in the order does not matter, and comes after the batch that
-waits (T-37).
+ours among them rolls back and waits, which breaks each circle through this graph. A foreign session may be a worker of
+another slot that waits for its own turn: then the workers that its slot waits for count as well. For a foreign session
+the batch waits, and that is shown (F23), and so for a prepared transaction; where the operator has asked to skip what
+waits, its statement is cancelled. But a prepared transaction that the publisher has rolled back in the meantime, as far
+as that was received, is rolled back at once, because its place in the order does not matter, and comes after the batch
+that waits (T-37).
 
 With the order kept only the head is checked, because everything waits for it in the end. Relaxed, every batch is: after
 a head that waits for a foreign lock, two others may block each other.

@@ -240,7 +240,7 @@ class Epoch:
             self._worker_tasks.workers,
             ends.control_pool,
             self._kit,
-            slot_name=config.source.slot,
+            place=self._place,
             stall_check_s=config.apply.stall_check_s,
         )
         limits = range_limits(config)

@@ -24,16 +24,30 @@ if TYPE_CHECKING:
     from parapply.runtime.apply.transaction import WorkerKit
     from parapply.runtime.apply.worker import Worker
     from parapply.runtime.tables.control_pool import ControlPool
+    from parapply.target.state.slots import StatePlace
 
 #: Not only the sessions that block the head, but also those that block them: a foreign session that blocks the head may
 #: itself wait for a later batch of ours, which waits for the head. A session that makes a file longer or cleans a
 #: page holds a lock for that moment only, and waits for no other transaction then: to wait for it is work, no stall.
+#:
+#: A worker of another slot that waits for no lock may wait for its turn, so behind it are the workers of its slot that
+#: do. Any session can take such a name, so only names of a role that may write the state count. A server cuts a name
+#: after 63 bytes, at another place of the slot's name for worker 10 than for worker 9.
 BLOCKERS: Final = sql.SQL(
-    "WITH RECURSIVE chain (pid) AS (SELECT $1::int"
-    " UNION SELECT blocker.pid FROM chain"
-    " CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(chain.pid)) AS blocker (pid)"
+    "WITH RECURSIVE worker AS (SELECT a.pid, a.usesysid,"
+    " pg_catalog.substring(a.application_name, '^parapply worker [0-9]+ (.{1,40})') AS slot"
+    " FROM pg_catalog.pg_stat_activity AS a WHERE a.datname = pg_catalog.current_database()"
+    " AND a.application_name LIKE 'parapply worker %' AND pg_catalog.has_table_privilege(a.usesysid,"
+    " pg_catalog.to_regclass(pg_catalog.format('%I.applied', $2::text)), 'INSERT')),"
+    " chain (pid) AS (SELECT $1::int UNION SELECT next.pid FROM chain CROSS JOIN LATERAL ("
+    "SELECT blocker.pid FROM pg_catalog.unnest(pg_catalog.pg_blocking_pids(chain.pid)) AS blocker (pid)"
     " WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_locks AS wanted WHERE wanted.pid = chain.pid AND NOT wanted.granted"
-    " AND wanted.locktype IN ('extend', 'page'))) SELECT pid FROM chain WHERE pid <> $1::int"
+    " AND wanted.locktype IN ('extend', 'page'))"
+    " UNION ALL SELECT earlier.pid FROM worker AS held JOIN worker AS earlier USING (usesysid, slot)"
+    " WHERE CASE WHEN held.pid = chain.pid"
+    " AND held.slot <> (SELECT own.slot FROM worker AS own WHERE own.pid = $1::int)"
+    " THEN pg_catalog.pg_blocking_pids(held.pid) = '{}' AND pg_catalog.pg_blocking_pids(earlier.pid) <> '{}' END"
+    ") AS next (pid)) SELECT pid FROM chain WHERE pid <> $1::int"
 )
 
 #: A prepared transaction has no session, so above it is pid 0. Its locks have no pid, but all of them the virtual
@@ -75,7 +89,7 @@ class StallCheck:
         control_pool: ControlPool,
         kit: WorkerKit,
         *,
-        slot_name: str,
+        place: StatePlace,
         stall_check_s: float,
     ) -> None:
         """Start with nothing checked.
@@ -85,7 +99,7 @@ class StallCheck:
             control_pool: to ask the target.
             kit: its pool knows the order, and which jobs may be asked to yield; it also has the prepared
                 transactions, and the ones that the operator has asked to skip.
-            slot_name: ends the names of the slot's sessions.
+            place: of the state; the slot's name ends the names of its sessions.
             stall_check_s: how long a batch may take before the server is asked.
         """
         self._pool = kit.pool
@@ -93,7 +107,7 @@ class StallCheck:
         self._control_pool = control_pool
         self._two_phase = kit.two_phase
         self._skips = kit.conflict_handler.skips
-        self._slot_name = slot_name
+        self._place = place
         #: When the slot's other sessions were looked at.
         self._looked_s = 0.0
         self._stalls = Stalls(kit.pool.flight, stall_check_s)
@@ -131,7 +145,7 @@ class StallCheck:
         own = [worker.session.pipeline.backend_pid for worker in self._workers]
         with settings.target_errors("asking who blocks a session"):
             async with self._control_pool.session() as conn:
-                found = await look(conn, slot_name=self._slot_name, but=own)
+                found = await look(conn, slot_name=self._place.slot_name, but=own)
         self._engine.session_blocked_s = max([one.wait_s for one in found], default=0.0)
         for one in self._telling.due(found):
             one.log("target")
@@ -169,7 +183,7 @@ class StallCheck:
         with settings.target_errors("asking who blocks a batch"):
             async with self._control_pool.session() as conn:
                 pid = holder.session.pipeline.backend_pid
-                found = [blocker for (blocker,) in await settings.rows(conn, BLOCKERS, [pid])]
+                found = [blocker for (blocker,) in await settings.rows(conn, BLOCKERS, [pid, self._place.schema])]
                 held = await settings.rows(conn, _PREPARED, [[pid, *found]]) if _NO_SESSION in found else []
         if job is None or job is not holder.job or holder.state not in AT_WORK:
             return
