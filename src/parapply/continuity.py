@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg import sql
 
+from parapply import sharing
 from parapply.source import late_tables, publishing, slot
 from parapply.target.session import settings
 from parapply.target.state import copies
@@ -177,6 +178,9 @@ async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
     if any(row.name in names.values() for row in known.tables):
         # A table that has given its name away keeps its row.
         others = await late_tables.names(source, list(listed))
+        for row in known.tables:
+            if not row.is_schema_only:
+                sharing.check_renamed(config.mapping, row.name, others.get(row.source_oid, row.name))
         await copies.rename(target, schema, slot_id, others)
     noted = [oid for oid in names if await copies.settle(target, schema, slot_id, names[oid], oid, reasons[oid])]
     # A table that is not noted keeps what the next look must find.

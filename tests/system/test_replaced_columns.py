@@ -380,6 +380,40 @@ def test_a_change_of_what_is_read_stops_the_stream(  # noqa: PLR0917  the case
     assert route.target.rows("SELECT count(*) FROM thing") == [(0,)]
 
 
+@pytest.mark.parametrize("kind", ["replace.email", "set.own"])
+@pytest.mark.parametrize("command", ["pause public.account", "refresh", "init --copy"])
+def test_no_command_hides_a_rename(  # noqa: PLR0917  the case
+    source: Database,
+    new_target: Callable[[], Database],
+    run_command: RunCommand,
+    start_daemon: StartDaemon,
+    command: str,
+    kind: str,
+) -> None:
+    """A command that reads the tables' names refuses as the daemon does, and the daemon still stops after it."""
+    settings: Mapping[str, str | float] = {**FAST, f'mapping.tables."public.item".{kind}': "NULL::text"}
+    route = Route(source=source, target=new_target(), settings=settings)
+    route.target.execute("ALTER TABLE item DROP CONSTRAINT item_pkey, ADD PRIMARY KEY (id, own);"
+                         "CREATE TABLE thing (LIKE item INCLUDING ALL)")  # fmt: skip
+    if kind.startswith("replace"):
+        route.target.execute("ALTER TABLE item DROP CONSTRAINT item_pkey, ADD PRIMARY KEY (id)")
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    source.execute("ALTER TABLE item RENAME TO thing")
+    refused = run_command(route, *command.split())
+    assert refused.returncode == 4, refused.stdout + refused.stderr
+    assert "public.item became public.thing, which has" in refused.stderr
+    source.execute("INSERT INTO thing (id, email) VALUES (50, 'secret')")
+    daemon = start_daemon(route)
+    assert daemon.exit_code() == 4, daemon.log_tail()
+    assert "public.item became public.thing, which has" in daemon.failure
+    assert route.target.rows("SELECT count(*) FROM thing") == [(0,)]
+    done = run_command(route, "refresh", "--table", "public.thing", "--truncate")
+    assert done.returncode == 0, done.stderr
+    start_daemon(route).wait_caught_up()
+    assert route.target.rows("SELECT count(*) FROM thing") == [(21,)]
+
+
 @pytest.mark.pg_majors(15, 18)
 def test_check_shows_the_expressions(
     source: Database, new_target: Callable[[], Database], run_command: RunCommand

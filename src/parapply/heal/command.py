@@ -266,6 +266,7 @@ class HealRun:
             elif row.is_paused or (row.is_late and not row.is_again):
                 left.append(f"{table.shown}: not compared: {row.reason}")
             else:
+                sharing.check_renamed(config.mapping, row.name, table.full_name)
                 compared.append(table)
                 if row.state != CopyState.COPIED and not row.is_again:
                     begun.add(table.oid)

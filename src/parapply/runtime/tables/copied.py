@@ -322,7 +322,7 @@ class Copied:
         if row is not None:
             await self._settle_known(relation, row)
         else:
-            self._check_constants(self._was_named(relation), name)
+            sharing.check_renamed(self._mapping, self._was_named(relation), name)
             await self._settle_new(relation, self._namesake(name), may_be_missing=may_be_missing)
 
     async def _settle_known(self, relation: Relation, row: CopyRow) -> None:
@@ -402,26 +402,9 @@ class Copied:
         changed = {oid: name for oid, name in names.items() if known.get(oid) != name}
         for row in self.known.tables:
             if not row.is_schema_only:
-                self._check_constants(row.name, changed.get(row.source_oid, row.name))
+                sharing.check_renamed(self._mapping, row.name, changed.get(row.source_oid, row.name))
         async with self._control_pool.session() as conn:
             await copies.rename(conn, self._schema, self._slot_id, changed)
-
-    def _check_constants(self, before: Name, now: Name) -> None:
-        """Refuse a table that was renamed if its rows here have the constants or expressions of its name before."""
-        if self._mapping.replaced_of(before) != self._mapping.replaced_of(now):
-            raise TargetRefused(
-                f"{'.'.join(before)} became {'.'.join(now)}, which has another `replace` in [mapping]",
-                hint="write the new name there; or, for other expressions, `parapply refresh --table"
-                f" {'.'.join(now)} --truncate`",
-            )
-        constants = self._mapping.constants_of(before)
-        if constants != self._mapping.constants_of(now):
-            name, given = ".".join(now), ", ".join([f"{column} = {text}" for column, text in constants.items()])
-            raise TargetRefused(
-                f"{'.'.join(before)} became {name}, which has other constants in [mapping]: its rows in target table"
-                f" {'.'.join(self._mapping.target_of(before))} have {given or 'none'}",
-                hint=f"delete these rows, run `parapply refresh --table {name} --truncate`, and start the daemon again",
-            )
 
     async def _marks(self) -> frozenset[str]:
         """Return the marks of the state; a state of an older version has none and gets the present marks."""
