@@ -76,7 +76,7 @@ def check(config: Config, names: Collection[Name], taken: Taken) -> None:
 def check_renamed(mapping: MappingConfig, before: Name, now: Name) -> None:
     """Refuse a table that was renamed if its rows here have the constants or expressions of its name before.
 
-    Whoever notes a name in the state must ask first, because nobody asks again once it is noted.
+    To be called before a new name is noted in the state: the daemon takes a noted name as settled.
 
     Raises:
         TargetRefused: they do.

@@ -485,8 +485,9 @@ class HealRun:
             kept: Sequence[str] = await late_tables.marks(self._source, self._config.source.publications)
         else:
             # A table that is not published now lacks changes when it is published again.
-            before = continuity.known_without_copy(await copies.load_marks(self._target, schema, slot_id))
-            kept = continuity.kept_without_copy({**dict.fromkeys(before, ""), **marks})
+            found = await copies.load_marks(self._target, schema, slot_id)
+            before = continuity.known_without_copy(found)
+            kept = continuity.kept_without_copy({**dict.fromkeys(before, ""), **marks}, found)
         oids = {table.full_name: table.oid for table in tables.compared}
         with settings.target_errors("noting that the slot is healed"):
             async with self._target.transaction():
