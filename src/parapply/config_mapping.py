@@ -89,6 +89,15 @@ class MappingConfig(msgspec.Struct, frozen=True):
         found = self.tables.get(".".join(name))
         return found.replaced if found else {}
 
+    @property
+    def changes_rows(self) -> bool:
+        """Return whether rows of a table have constants, or values of expressions."""
+        return self.has_constants or self.replaces
+
+    def is_alike(self, one: tuple[str, str], other: tuple[str, str]) -> bool:
+        """Return whether the rows of two tables have the same constants and expressions."""
+        return self.replaced_of(one) == self.replaced_of(other) and self.constants_of(one) == self.constants_of(other)
+
     def is_schema_only(self, name: tuple[str, str]) -> bool:
         """Return whether the rows of a table are left out."""
         return ".".join(name) in self.schema_only

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 from psycopg import sql
 
+from parapply import sharing
 from parapply.source import late_tables, publishing, slot
 from parapply.target.session import settings
 from parapply.target.state import copies
@@ -132,14 +134,44 @@ async def _is_below(target: settings.Connection, part: Name, root: Name) -> bool
     return bool(is_below)
 
 
-def kept_without_copy(marks: Mapping[int, str]) -> list[str]:
-    """Return the marks to keep for a slot that was begun without a copy: how each table is published, by its OID."""
-    return [f"w{oid} {text}" for oid, text in marks.items()]
+def kept_without_copy(marks: Mapping[int, str], kept: Collection[str] | None = None) -> list[str]:
+    """Return the marks to keep for a slot that was begun without a copy: how each table is published, by its OID.
+
+    Names that were kept before stay.
+    """
+    return [*[f"w{oid} {text}" for oid, text in marks.items()], *[text for text in kept or () if text[0] == "n"]]
 
 
 def known_without_copy(kept: Collection[str] | None) -> dict[int, str]:
     """Return how each table was published, by its OID, from the marks that were kept; empty if it was not."""
-    return {int(oid[1:]): marks for oid, _, marks in [text.partition(" ") for text in kept or ()]}
+    return {int(oid[1:]): marks for oid, _, marks in [text.partition(" ") for text in kept or () if text[0] == "w"]}
+
+
+def _known_names(kept: Collection[str] | None) -> dict[int, Name]:
+    found = [text.partition(" ") for text in kept or () if text[0] == "n"]
+    return {int(oid[1:]): msgspec.json.decode(name, type=tuple[str, str]) for oid, _, name in found}
+
+
+async def keep_names(
+    source: Connection, target: settings.Connection, config: Config, slot_id: int, known: Copies
+) -> dict[int, Name]:
+    """Note the names of published tables for a slot that was begun without a copy, and return those that are kept.
+
+    A table whose new name has other constants or expressions keeps the name under which its rows came. Tables that the
+    state knows are left out. Without constants and expressions nothing is kept.
+    """
+    mapping, schema = config.mapping, config.target.state_schema
+    if known.is_listed or not mapping.changes_rows:
+        return {}
+    kept = await copies.load_marks(target, schema, slot_id)
+    before = _known_names(kept)
+    oids = {*before, *await publishing.published(source, config.source.publications, None)}
+    now = await late_tables.names(source, oids.difference([row.source_oid for row in known.tables]))
+    names = {oid: name if mapping.is_alike(old := before.get(oid, name), name) else old for oid, name in now.items()}
+    if names != before:
+        marks = [f"n{oid} {msgspec.json.encode(name).decode()}" for oid, name in names.items()]
+        await copies.keep_marks(target, schema, slot_id, kept_without_copy(known_without_copy(kept), marks))
+    return names
 
 
 async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
@@ -159,7 +191,8 @@ async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
     """
     schema = config.target.state_schema
     listed = {row.source_oid for row in known.tables}
-    before = known_without_copy(await copies.load_marks(target, schema, slot_id))
+    kept = await copies.load_marks(target, schema, slot_id)
+    before = known_without_copy(kept)
     reasons = {
         oid: reason
         for oid, marks in now.items()
@@ -177,11 +210,15 @@ async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows
     if any(row.name in names.values() for row in known.tables):
         # A table that has given its name away keeps its row.
         others = await late_tables.names(source, list(listed))
+        for row in known.tables:
+            if not row.is_schema_only:
+                sharing.check_renamed(config.mapping, row.name, others.get(row.source_oid, row.name))
         await copies.rename(target, schema, slot_id, others)
     noted = [oid for oid in names if await copies.settle(target, schema, slot_id, names[oid], oid, reasons[oid])]
     # A table that is not noted keeps what the next look must find.
     left = {oid: "" if is_gap else before.get(oid, "") for oid in reasons if oid not in noted}
     marks = {**dict.fromkeys(before, ""), **now, **left}
     if marks != before:
-        await copies.keep_marks(target, schema, slot_id, kept_without_copy(marks))
+        await copies.keep_marks(target, schema, slot_id, kept_without_copy(marks, kept))
+    await keep_names(source, target, config, slot_id, known)
     return [copies.PublishedChange(oid, None, now[oid], reasons[oid]) for oid in noted]

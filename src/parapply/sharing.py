@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from parapply.config import Config
+    from parapply.config_mapping import MappingConfig
     from parapply.plan.copy_starts import Name
     from parapply.target.session.settings import Connection
 
@@ -70,6 +71,30 @@ def check(config: Config, names: Collection[Name], taken: Taken) -> None:
     """
     if found := problems(config, names, taken):
         raise TargetRefused(f"[mapping] lacks constants: {'; '.join(found)}", hint=HINT)
+
+
+def check_renamed(mapping: MappingConfig, before: Name, now: Name) -> None:
+    """Refuse a table that was renamed if its rows here have the constants or expressions of its name before.
+
+    To be called before a new name is noted in the state: the daemon takes a noted name as settled.
+
+    Raises:
+        TargetRefused: they do.
+    """
+    if mapping.replaced_of(before) != mapping.replaced_of(now):
+        raise TargetRefused(
+            f"{'.'.join(before)} became {'.'.join(now)}, which has another `replace` in [mapping]",
+            hint="give the new name what the old one has there, and keep both; or, for other expressions, `parapply"
+            f" refresh --table {'.'.join(now)} --truncate`",
+        )
+    constants = mapping.constants_of(before)
+    if constants != mapping.constants_of(now):
+        name, given = ".".join(now), ", ".join([f"{column} = {text}" for column, text in constants.items()])
+        raise TargetRefused(
+            f"{'.'.join(before)} became {name}, which has other constants in [mapping]: its rows in target table"
+            f" {'.'.join(mapping.target_of(before))} have {given or 'none'}",
+            hint=f"delete these rows, run `parapply refresh --table {name} --truncate`, and start the daemon again",
+        )
 
 
 async def claim(source: slot.Connection, target: Connection, config: Config, slot_id: int) -> Taken:

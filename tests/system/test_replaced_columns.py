@@ -9,6 +9,7 @@ import json
 import random
 import secrets
 import signal
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -378,6 +379,102 @@ def test_a_change_of_what_is_read_stops_the_stream(  # noqa: PLR0917  the case
     assert words in daemon.failure
     assert route.target.rows("SELECT count(*) FROM item WHERE kept = 'after'") == [(0,)]
     assert route.target.rows("SELECT count(*) FROM thing") == [(0,)]
+
+
+@pytest.mark.parametrize("kind", ["replace.email", "set.own"])
+@pytest.mark.parametrize("command", ["pause public.account", "refresh", "init --copy"])
+def test_no_command_hides_a_rename(  # noqa: PLR0917  the case
+    source: Database,
+    new_target: Callable[[], Database],
+    run_command: RunCommand,
+    start_daemon: StartDaemon,
+    command: str,
+    kind: str,
+) -> None:
+    """A command that reads the tables' names refuses as the daemon does, and the daemon still stops after it."""
+    settings: Mapping[str, str | float] = {**FAST, f'mapping.tables."public.item".{kind}': "NULL::text"}
+    route = Route(source=source, target=new_target(), settings=settings)
+    route.target.execute("ALTER TABLE item DROP CONSTRAINT item_pkey, ADD PRIMARY KEY (id, own);"
+                         "CREATE TABLE thing (LIKE item INCLUDING ALL)")  # fmt: skip
+    if kind.startswith("replace"):
+        route.target.execute("ALTER TABLE item DROP CONSTRAINT item_pkey, ADD PRIMARY KEY (id)")
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
+    source.execute("ALTER TABLE item RENAME TO thing")
+    refused = run_command(route, *command.split())
+    assert refused.returncode == 4, refused.stdout + refused.stderr
+    assert "public.item became public.thing, which has" in refused.stderr
+    source.execute("INSERT INTO thing (id, email) VALUES (50, 'secret')")
+    daemon = start_daemon(route)
+    assert daemon.exit_code() == 4, daemon.log_tail()
+    assert "public.item became public.thing, which has" in daemon.failure
+    assert route.target.rows("SELECT count(*) FROM thing") == [(0,)]
+    done = run_command(route, "refresh", "--table", "public.thing", "--truncate")
+    assert done.returncode == 0, done.stderr
+    start_daemon(route).wait_caught_up()
+    assert route.target.rows("SELECT count(*) FROM thing") == [(21,)]
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["after_a_run", "before_the_first"])
+@pytest.mark.parametrize("kind", ["replace.email", "set.own"])
+def test_a_rename_while_no_daemon_runs(
+    source: Database,
+    new_target: Callable[[], Database],
+    run_command: RunCommand,
+    start_daemon: StartDaemon,
+    kind: str,
+    *,
+    runs: bool,
+) -> None:
+    """A slot that was begun without a copy also knows the tables' names across its epochs; both names may be given."""
+    settings: Mapping[str, str | float] = {**FAST, f'mapping.tables."public.item".{kind}': "NULL::text"}
+    route = Route(source=source, target=new_target(), settings=settings)
+    route.target.execute("ALTER TABLE item DROP CONSTRAINT item_pkey, ADD PRIMARY KEY (id, own);"
+                         "CREATE TABLE thing (LIKE item INCLUDING ALL)")  # fmt: skip
+    if kind.startswith("replace"):
+        route.target.execute("ALTER TABLE item DROP CONSTRAINT item_pkey, ADD PRIMARY KEY (id)")
+    done = run_command(route, "init")
+    assert done.returncode == 0, done.stderr
+    if runs:
+        daemon = start_daemon(route)
+        source.execute("INSERT INTO item (id, email) VALUES (50, 'secret')")
+        daemon.wait_caught_up()
+        daemon.stop()
+    source.execute("ALTER TABLE item RENAME TO thing; INSERT INTO thing (id, email) VALUES (51, 'secret')")
+    for _ in range(2):
+        daemon = start_daemon(route)
+        assert daemon.exit_code() == 4, daemon.log_tail()
+        assert "public.item became public.thing, which has" in daemon.failure
+        assert route.target.rows("SELECT count(*) FROM thing") == [(0,)]
+    both = replace(route, settings={**settings, f'mapping.tables."public.thing".{kind}': "NULL::text"})
+    start_daemon(both).wait_caught_up()
+    assert route.target.rows("SELECT id, email = 'secret' FROM thing") == [(51, None if "replace" in kind else True)]
+
+
+def test_partitions_without_the_expressions_of_their_root_stop_the_stream(
+    source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """A root that is no longer published as one has its rows come as those of the partitions."""
+    tables = ("CREATE TABLE root (id int PRIMARY KEY, email text) PARTITION BY RANGE (id);"
+              "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (9)")  # fmt: skip
+    source.execute(f"{tables}; CREATE PUBLICATION roots FOR TABLE root WITH (publish_via_partition_root)")
+    settings: Mapping[str, str | float] = {**FAST, 'mapping.tables."public.root".replace.email': "md5(email)"}
+    route = Route(source=source, target=new_target(), publication="roots", settings=settings)
+    route.target.execute(tables)
+    done = run_command(route, "init")
+    assert done.returncode == 0, done.stderr
+    daemon = start_daemon(route)
+    source.execute("INSERT INTO root VALUES (1, 'secret')")
+    daemon.wait_caught_up()
+    source.execute("ALTER PUBLICATION roots SET (publish_via_partition_root = false);"
+                   "INSERT INTO root VALUES (2, 'secret')")  # fmt: skip
+    assert daemon.exit_code() == 4, daemon.log_tail()
+    assert "public.leaf" in daemon.failure
+    assert route.target.rows("SELECT id FROM root WHERE email = 'secret' OR id = 2") == []
+    both = replace(route, settings={**settings, 'mapping.tables."public.leaf".replace.email': "md5(email)"})
+    start_daemon(both).wait_caught_up()
+    assert route.target.rows("SELECT id FROM root WHERE email <> md5('secret') OR id > 2") == []
+    assert route.target.rows("SELECT count(*) FROM root") == [(2,)]
 
 
 @pytest.mark.pg_majors(15, 18)

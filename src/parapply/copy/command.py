@@ -503,8 +503,16 @@ class _Copy:
             for table in published
             if names.get(table.oid, table.full_name) != table.full_name
         }
+        emptied = self._options.tables if self._options.truncates else ()
+        again = [name for name in renamed.values() if ".".join(name) in emptied]
+        for oid, name in renamed.items():
+            if name not in again:
+                sharing.check_renamed(self._config.mapping, names[oid], name)
         if renamed:
-            await copies.rename(self._target, schema, slot_id, renamed)
+            async with self._target.transaction():
+                await copies.rename(self._target, schema, slot_id, renamed)
+                # Where this ends before the copy begins, the daemon must not apply them by their new names.
+                await copies.pause(self._target, schema, slot_id, again)
             known = await copies.load(self._target, schema, slot_id)
         found = await continuity.look(self._source, self._target, self._config, slot_id, known)
         if found.altered:

@@ -42,7 +42,9 @@ async def note(config: Config, ends: Connections, slot_id: int) -> None:
     """
     await sharing.claim(ends.source, ends.target, config, slot_id)
     known = await copies.load(ends.target, config.target.state_schema, slot_id)
-    say_schema_only(await continuity.leave_out(ends.source, ends.target, config, slot_id, known))
+    known = await continuity.leave_out(ends.source, ends.target, config, slot_id, known)
+    await continuity.keep_names(ends.source, ends.target, config, slot_id, known)
+    say_schema_only(known)
 
 
 def say_state(facts: SourceFacts, published: Collection[Name]) -> None:

@@ -266,6 +266,7 @@ class HealRun:
             elif row.is_paused or (row.is_late and not row.is_again):
                 left.append(f"{table.shown}: not compared: {row.reason}")
             else:
+                sharing.check_renamed(config.mapping, row.name, table.full_name)
                 compared.append(table)
                 if row.state != CopyState.COPIED and not row.is_again:
                     begun.add(table.oid)
@@ -484,8 +485,9 @@ class HealRun:
             kept: Sequence[str] = await late_tables.marks(self._source, self._config.source.publications)
         else:
             # A table that is not published now lacks changes when it is published again.
-            before = continuity.known_without_copy(await copies.load_marks(self._target, schema, slot_id))
-            kept = continuity.kept_without_copy({**dict.fromkeys(before, ""), **marks})
+            found = await copies.load_marks(self._target, schema, slot_id)
+            before = continuity.known_without_copy(found)
+            kept = continuity.kept_without_copy({**dict.fromkeys(before, ""), **marks}, found)
         oids = {table.full_name: table.oid for table in tables.compared}
         with settings.target_errors("noting that the slot is healed"):
             async with self._target.transaction():

@@ -186,7 +186,8 @@ class Epoch:
             notes_transactions=self._applylog_writer is not None and config.applylog.detail == "transaction",
         )
         copied = Copied(
-            config, ends.state, ends.source, ends.control_pool, tables=self._tables, known=ends.copies, taken=ends.taken
+            config, ends.state, ends.source, ends.control_pool,
+            tables=self._tables, known=ends.copies, taken=ends.taken, names=ends.names,
         )  # fmt: skip
         copied.starts.leave_out(ends.source_facts.state_schemas)
         self._admission = Admission(self._batcher, copied, self._two_phase, ends.state)

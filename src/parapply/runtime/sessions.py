@@ -84,6 +84,7 @@ class Sessions(msgspec.Struct, frozen=True):
     tracks_commits: bool  # the target knows when rows were written, and by which origin
     published: frozenset[str]  # of insert, update, delete, truncate
     taken: sharing.Taken  # tables in which rows of other slots have constants
+    names: dict[int, tuple[str, str]]  # of tables in epochs before, by OID, that the state does not know
     may_change_role: bool  # session_replication_role is origin, and sessions may also take replica
 
 
@@ -164,6 +165,7 @@ class Connector:
             known = await copies.load(control, self._config.target.state_schema, slot_id)
             taken = await sharing.claim(source, control, self._config, slot_id)
             known = await continuity.leave_out(source, control, self._config, slot_id, known)
+            names = await continuity.keep_names(source, control, self._config, slot_id, known)
             two_phase = self._config.source.two_phase and known.is_settled(found.low_lsn)
             streaming = self._streaming(source_facts)
             if found.low_lsn >= self._whole_until_lsn:
@@ -203,7 +205,7 @@ class Connector:
             streaming=streaming, whole_until_lsn=self._whole_until_lsn, large_ends=self._large_ends,
             prepared=pending, copies=known, most_places=self._most_places(server.lock_places),
             awaits_two_phase=self._config.source.two_phase and not two_phase, tracks_commits=server.tracks_commits,
-            published=published, taken=taken, may_change_role=may_change_role,
+            published=published, taken=taken, names=names, may_change_role=may_change_role,
         )  # fmt: skip
 
     def _most_places(self, lock_places: int) -> int:

@@ -28,7 +28,7 @@ from parapply.vocabulary import SCHEMA_ONLY, CopyState
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from parapply.config import Config
     from parapply.model import Relation
@@ -84,10 +84,11 @@ class Copied:
         tables: TablePlans,
         known: Copies,
         taken: sharing.Taken,
+        names: Mapping[int, Name],
     ) -> None:
         """Start with the copied tables as read with the state; the stream is read from the slot's state on.
 
-        In `taken` tables rows of other slots have constants.
+        In `taken` tables rows of other slots have constants; `names` are of epochs before, of tables not in the state.
         """
         self._config = config
         self._publications = config.source.publications
@@ -107,8 +108,11 @@ class Copied:
         self._gone: set[int] = set()
         #: Announced under a name that the target does not have, and looked for under the publisher's name of now.
         self._sought: set[Relation] = set()
+        #: With no root above them that has other expressions.
+        self._judged: set[Relation] = set()
         #: Written by looks; one is due as soon as a command calls and another slot has changed its own.
         self._taken = taken
+        self._names = names
         self._know(known)
         self._lock = asyncio.Lock()
         self._clock = asyncio.get_running_loop().time
@@ -303,13 +307,13 @@ class Copied:
             return row.name == name
         if relation.oid in self._gone or self._root(relation.oid) is not None:
             return True
-        if self._was_named(relation) != name:
+        if self._was_named(relation) != name or (self._mapping.replaces and relation not in self._judged):
             return False
         # One in the schema of our own progress may belong to another parapply, made since the publisher was read.
         return not (self.known.is_listed or name[0] == self._schema or self._why_left_out(name))
 
     def _was_named(self, relation: Relation) -> Name:
-        return self.starts.name_of(relation.oid) or relation.full_name
+        return self.starts.name_of(relation.oid) or self._names.get(relation.oid, relation.full_name)
 
     async def _settle(self, relation: Relation, *, may_be_missing: bool) -> None:
         name = relation.full_name
@@ -322,7 +326,7 @@ class Copied:
         if row is not None:
             await self._settle_known(relation, row)
         else:
-            self._check_constants(self._was_named(relation), name)
+            sharing.check_renamed(self._mapping, self._was_named(relation), name)
             await self._settle_new(relation, self._namesake(name), may_be_missing=may_be_missing)
 
     async def _settle_known(self, relation: Relation, row: CopyRow) -> None:
@@ -334,6 +338,8 @@ class Copied:
 
     async def _settle_new(self, relation: Relation, namesake: CopyRow | None, *, may_be_missing: bool) -> None:
         name, oid = relation.full_name, relation.oid
+        if self._mapping.replaces:
+            await self._check_partition(relation)
         self._sought.add(relation)
         left_out = self._why_left_out(name)
         if not (self.known.is_listed or name[0] == self._schema or left_out):
@@ -353,6 +359,21 @@ class Copied:
         await self._note(name, oid, reason)
         if not reason:
             self._log.info("table_joined", relation=relation.qualified_name)
+
+    async def _check_partition(self, relation: Relation) -> None:
+        """Refuse a table that is sent by its own name below a root that has other expressions."""
+        line = await late_tables.places(self._source, self._publications, relation.oid)
+        mine = self._mapping.replaced_of(relation.full_name)
+        names = await late_tables.names(self._source, [place.oid for place in line[1:]])
+        roots = [name for name in names.values() if self._mapping.replaced_of(name) != mine]
+        if not roots:
+            self._judged.add(relation)
+        elif await publishing.published(self._source, self._publications, [relation.oid]):
+            raise TargetRefused(
+                f"{'.'.join(relation.full_name)} is sent by its own name, and {'.'.join(roots[0])} above it has another"
+                " `replace` in [mapping]",
+                hint="give both the same there, or set publish_via_partition_root = true for the publication",
+            )
 
     async def _settle_partition(self, line: Sequence[TablePlace]) -> bool:
         """Take a partition that is announced beside the root that it is published as; return whether it is one.
@@ -402,26 +423,9 @@ class Copied:
         changed = {oid: name for oid, name in names.items() if known.get(oid) != name}
         for row in self.known.tables:
             if not row.is_schema_only:
-                self._check_constants(row.name, changed.get(row.source_oid, row.name))
+                sharing.check_renamed(self._mapping, row.name, changed.get(row.source_oid, row.name))
         async with self._control_pool.session() as conn:
             await copies.rename(conn, self._schema, self._slot_id, changed)
-
-    def _check_constants(self, before: Name, now: Name) -> None:
-        """Refuse a table that was renamed if its rows here have the constants or expressions of its name before."""
-        if self._mapping.replaced_of(before) != self._mapping.replaced_of(now):
-            raise TargetRefused(
-                f"{'.'.join(before)} became {'.'.join(now)}, which has another `replace` in [mapping]",
-                hint="write the new name there; or, for other expressions, `parapply refresh --table"
-                f" {'.'.join(now)} --truncate`",
-            )
-        constants = self._mapping.constants_of(before)
-        if constants != self._mapping.constants_of(now):
-            name, given = ".".join(now), ", ".join([f"{column} = {text}" for column, text in constants.items()])
-            raise TargetRefused(
-                f"{'.'.join(before)} became {name}, which has other constants in [mapping]: its rows in target table"
-                f" {'.'.join(self._mapping.target_of(before))} have {given or 'none'}",
-                hint=f"delete these rows, run `parapply refresh --table {name} --truncate`, and start the daemon again",
-            )
 
     async def _marks(self) -> frozenset[str]:
         """Return the marks of the state; a state of an older version has none and gets the present marks."""
