@@ -358,6 +358,8 @@ class _Copy:
             await copies.begin(self._target, schema, slot_id, oids, snapshot.lsn)
             if not self._options.tables:
                 await self._keep_marks(slot_id)
+            # A large transaction that stood here may have written a table before: it ends now.
+            await self.until_seen(slot_id, tables)
             click.echo(f"{len(tables)} tables join the stream at {format_lsn(snapshot.lsn)}")
             await self._load(slot_id, tables, shapes, snapshot, have_run)
 
