@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply import failpoints
-from tests.fixtures.plain import FAST, check_equal
+from tests.fixtures.endpoint import LISTEN, Endpoint
+from tests.fixtures.plain import FAST, TABLES, WORKER_IS_BLOCKED, check_equal, foreign_transaction
 from tests.fixtures.route import Route
+from tests.fixtures.two_phase import LARGE
 from tests.fixtures.workloads import BankLoad, check_bank, create_bank
 
 if TYPE_CHECKING:
@@ -284,3 +286,46 @@ def test_a_table_whose_refresh_was_killed_stops_no_other(
     daemon.wait_caught_up()
     daemon.stop()
     check_equal(route, "acct", "xfer", "evt")
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_copy_begins_within_a_large_transaction(
+    source_db: Database, target_db: Database, start_daemon: StartDaemon, run_command: RunCommand, *, is_early: bool
+) -> None:
+    """Pieces of it wait for the copy, which does not wait for its end to make the snapshot; both end.
+
+    The rows come after its end, because an earlier piece may have written the table: no row comes twice.
+    """
+    for database in (source_db, target_db):
+        database.execute(f"{TABLES} CREATE TABLE wide (id int PRIMARY KEY, v text); CREATE TABLE spare (n int)")
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    assert run_command(route, "init", "--copy").returncode == 0
+    environ = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_BEGUN}:kill"}
+    assert run_command(route, "refresh", "--table", "public.spare", environ=environ).returncode == -signal.SIGKILL
+    daemon = start_daemon(route, settings={**LISTEN, **LARGE.settings})
+    endpoint = Endpoint(daemon)
+    source_db.execute("INSERT INTO item VALUES (1, 0)")
+    daemon.wait_caught_up()
+    noting = "SELECT FROM parapply.copies WHERE table_name = 'spare' FOR UPDATE"
+    with ThreadPoolExecutor(1) as pool:
+        with foreign_transaction(target_db, "SELECT FROM item WHERE id = 1 FOR UPDATE"):
+            source_db.execute("UPDATE item SET v = 1")
+            target_db.wait_until(WORKER_IS_BLOCKED)
+            # The copy has its LSN, which the daemon cannot read yet.
+            with foreign_transaction(target_db, noting):
+                refreshing = pool.submit(run_command, route, "refresh", "--table", "public.evt")
+                target_db.wait_until(WORKER_IS_BLOCKED.replace("worker%", "refresh%"))
+                early = "INSERT INTO evt VALUES (1); " if is_early else ""
+                wide = "INSERT INTO wide SELECT g, repeat('x', 10000) FROM generate_series(1, 3000) AS g"
+                source_db.execute(f"BEGIN; {early}{wide}; INSERT INTO evt VALUES (2); COMMIT")
+                # More than two pieces: intake stands at one that has no place, behind the first and before the last.
+                piece_bytes = int(LARGE.settings["apply.memory_limit_bytes"]) // 4
+                endpoint.wait_until(lambda: endpoint.samples()["parapply_queue_bytes"][()] > 2 * piece_bytes)
+            daemon.wait_for_event("copies_changed")
+        daemon.wait_for_event("table_awaited")
+        done = refreshing.result()
+    assert done.returncode == 0, done.stderr
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, "item", "evt", "wide")

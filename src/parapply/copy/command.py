@@ -87,6 +87,7 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
         LeaseHeld: another process copies.
     """
     schema, copy = config.target.state_schema, _Copy(config, ends, options)
+    _check_two_phase(facts.slot)
     dumped = b""
     if options.brings_schema and not config.mapping.is_empty:
         raise ConfigError(
@@ -231,6 +232,15 @@ def _named(config: Config, texts: Sequence[str], published: Sequence[PublishedTa
     return [by_text[text] for text in dict.fromkeys(texts)]
 
 
+def _check_two_phase(found: slot.SlotFacts | None) -> None:
+    if found is not None and found.is_two_phase:
+        raise SourceRefused(
+            f"slot {found.name!r} has two_phase: a transaction prepared before the copy and committed after it"
+            " would be neither in the copy nor in the stream",
+            hint="`parapply drop`, then `parapply init --copy`, during which two_phase is pending",
+        )
+
+
 def _oids(tables: Sequence[PublishedTable]) -> dict[Name, int]:
     return {table.full_name: table.oid for table in tables}
 
@@ -330,11 +340,17 @@ class _Copy:
         await slot.check_room(self._source)
         await self.take_lock(slot_id)
         oids = _oids(tables).values()
-        await self._check_publisher()
+        _check_two_phase(await self._check_publisher())
         before_lsn = (await slot.position(self._source)).flush_lsn
         await copies.begin(self._target, schema, slot_id, oids, before_lsn)
         failpoints.probe(failpoints.COPY_STATE)
         await self.until_seen(slot_id, tables)
+        try:
+            # A daemon that had not read these rows may have begun it since. One that has read them does not.
+            _check_two_phase(await slot.read_slot(self._source, self._name))
+        except SourceRefused as error:
+            await copies.give_up(self._target, schema, slot_id, oids, error.line())
+            raise
         login = self._config.source.login
         shapes = await on_target.shapes(self._target, [table.here() for table in tables])
         async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, None) as snapshot:
@@ -342,6 +358,8 @@ class _Copy:
             await copies.begin(self._target, schema, slot_id, oids, snapshot.lsn)
             if not self._options.tables:
                 await self._keep_marks(slot_id)
+            # A large transaction that stood here may have written a table before: it ends now.
+            await self.until_seen(slot_id, tables)
             click.echo(f"{len(tables)} tables join the stream at {format_lsn(snapshot.lsn)}")
             await self._load(slot_id, tables, shapes, snapshot, have_run)
 
@@ -434,17 +452,14 @@ class _Copy:
         if found is None:
             raise TargetRefused(f"the target knows nothing of slot {self._name!r}", hint="run `parapply init --copy`")
         await self.check_not_cut_over(found.slot_id)
-        if facts.slot is not None and facts.slot.is_two_phase:
-            raise SourceRefused(
-                f"slot {self._name!r} has two_phase: a transaction prepared before the copy and committed after it"
-                " would be neither in the copy nor in the stream",
-                hint="`parapply drop`, then `parapply init --copy`, during which two_phase is pending",
-            )
+        _check_two_phase(facts.slot)
         published = await self._published(facts)
         return found, await self.known(found.slot_id, published), published
 
-    async def _check_publisher(self) -> None:
+    async def _check_publisher(self) -> slot.SlotFacts | None:
         """Refuse a publisher whose WAL lacks what is on the target, and note its timeline, which the copy will be of.
+
+        Return its slot.
 
         A daemon notes a promotion within half a minute, and until then the state is of the timeline before.
 
@@ -468,7 +483,7 @@ class _Copy:
                 continue
             if facts.timeline != found.timeline:
                 await state.set_timeline(self._target, self._schema, found.slot_id, facts.timeline)
-            return
+            return facts.slot
 
     def chosen(self, known: copies.Copies, published: Sequence[PublishedTable]) -> list[PublishedTable]:
         paused = {row.name for row in known.tables if row.is_paused}

@@ -182,9 +182,11 @@ class Requests:
     async def _tell_copier(self) -> None:
         """Inform the copy command that changes to its tables are now skipped until their rows have been copied.
 
-        Do so only when everything taken before is committed, because it may hold such changes.
+        Do so only when everything taken before is committed, because it may hold such changes. A large transaction that
+        stands at the copy is no part of that: the snapshot that is made now shows it, its rest is left out then, and
+        the command asks again before it writes.
         """
-        if not self._has_news() or self._batcher.large is not None:
+        if not self._has_news() or (self._batcher.large is not None and not self._admission.stands_at_copy):
             return
         if self._unseen_from_lsn is None or self._engine.watermark.low_lsn < self._unseen_from_lsn:
             return

@@ -389,6 +389,7 @@ class Admission:
         self.batcher = batcher
         self._tables = batcher.tables
         self.copied = copied
+        self._awaits_copy = False
         self.two_phase = two_phase
         self._state = state
         # True once transactions end after everything in the state.
@@ -570,11 +571,20 @@ class Admission:
             await self._wait_for_copy(name, commit_lsn)
         return self.starts.kept_at(commit_lsn)
 
+    @property
+    def stands_at_copy(self) -> bool:
+        """Return whether nothing is taken, be it within a large transaction, before there is news about copies."""
+        return self._awaits_copy and not self.copied.changed.is_set()
+
     async def _wait_for_copy(self, name: Name, commit_lsn: int) -> None:
         """Wait until there is news about copies."""
         self.batcher.close_open()
         self._reader.stop()
         self._log.info("table_awaited", relation=".".join(name), commit_lsn=format_lsn(commit_lsn))
         self.copied.changed.clear()
-        with self._reader.waiting("a copy"):
-            await self.copied.changed.wait()
+        self._awaits_copy = True
+        try:
+            with self._reader.waiting("a copy"):
+                await self.copied.changed.wait()
+        finally:
+            self._awaits_copy = False

@@ -115,7 +115,6 @@ class SpecialTransactions:
             _, others = self._streams.comes_in_force(stream)
             return await _whole(self._streams.take(event), event, message, others)
         self._batcher.close_open()
-        self._batcher.received(event)
         own, others = self._streams.comes_in_force(stream)
         in_force = [*own, *others]
         has_commands = stream.has_ddl and not is_done
@@ -132,6 +131,8 @@ class SpecialTransactions:
                 # Its locks would hold up the copy that it waits for.
                 give_way(follower)
             stream.kept = await self._admission.kept_of(stream.relations, event.commit_lsn)
+        # Not before: the copy that it waits for waits for all that is received.
+        self._batcher.received(event)
         # No await below this line: the following worker must see the end of the stream and its batch in one step.
         if is_done:
             # By an earlier run, out of order or without a record of it. A worker that follows rolls back.

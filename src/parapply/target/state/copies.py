@@ -247,6 +247,15 @@ async def begin(conn: Connection, schema: str, slot_id: int, oids: Collection[in
             await notify(conn, slot_id)
 
 
+async def give_up(conn: Connection, schema: str, slot_id: int, oids: Collection[int], reason: str) -> None:
+    """Have tables wait for a reason that are being copied, and hold no row of the copy."""
+    query = (
+        "UPDATE {s}.copies SET state = 'waiting', reason = $3"
+        " WHERE slot_id = $1::int AND source_oid = ANY ($2::bigint[]) AND state = 'copying'"
+    )
+    await change(conn, schema, slot_id, "noting what is not copied", (query, [slot_id, list(oids), reason]))
+
+
 def _other_table() -> TargetRefused:
     return TargetRefused(
         "target: the state no longer knows a table that is being copied, because it was made again or is left out",
