@@ -67,7 +67,7 @@ def stamp_sql(lsn: str, time: str) -> str:
     """Return the call that has the transaction of a session with an origin commit, or be prepared, at a wire time.
 
     PostgreSQL logs the time that such a session had last, 2000-01-01 at first, whether it tracks commit timestamps or
-    not. Who reads the target's WAL takes it for the commit time (`XactLogCommitRecord`, `DecodeCommit`).
+    not. Readers of the target's WAL take it for the commit time (`XactLogCommitRecord`, `DecodeCommit`).
     """
     return f"pg_catalog.pg_replication_origin_xact_setup({lsn}::pg_lsn, {wire_time_sql(time)})"
 
