@@ -226,7 +226,7 @@ class Pieces:
                     # Code must see every change in commit order, and this transaction has not had its turn.
                     raise CodeFound from failure
                 written = {plan.relation for one in planned.commands for plan in (one.plan, *one.others)}
-                await self._repair.refresh(written)
+                await (self._repair.refresh or self._tables.refresh)(written)
             return False
         return True
 

@@ -218,7 +218,7 @@ class PieceRepair:
         self._repair = repair
         self._two_phase = kit.two_phase
         #: Written by `PiecesWithCommands`, as no other session sees the tables as a command has left them.
-        self.refresh: Refresh = kit.tables.refresh
+        self.refresh: Refresh | None = None
         #: Conflicts settled in it so far.
         self.kept: list[Conflict] = []
 
