@@ -512,7 +512,7 @@ def test_t29_a_view_is_refused(pair: Pair) -> None:
 
 
 def test_a_connection_that_code_cannot_make_stops_the_daemon(pair: Pair) -> None:
-    """A trigger whose own connection fails says so with the code of a lost one: on_error holds, and the error has the end LSN."""
+    """A trigger whose own connection fails gives the code of a lost one: on_error holds, the error has the end LSN."""
     fails = """
         CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
           IF NEW.id = 2 THEN RAISE 'no other server' USING ERRCODE = '08001'; END IF; RETURN NEW; END $$;
