@@ -180,7 +180,7 @@ class StatementFailed(ParapplyError):
 
     def __init__(  # noqa: PLR0913  the fields of the server's answer
         self, message: str, *, sqlstate: str = "", schema: str = "", table: str = "", constraint: str = "",
-        statement: int = -1, is_for_locks: bool = False,
+        statement: int = -1, is_for_locks: bool = False, ends_session: bool = False,
     ) -> None:  # fmt: skip
         """Keep what the server said.
 
@@ -192,6 +192,7 @@ class StatementFailed(ParapplyError):
             constraint: name of the violated constraint, if any; names identify constraints only within one schema.
             statement: index of the failed statement among those sent.
             is_for_locks: the server's table of locks is full.
+            ends_session: it is of the session or the machine, and not of the data.
         """
         super().__init__(message)
         self.sqlstate = sqlstate
@@ -200,6 +201,7 @@ class StatementFailed(ParapplyError):
         self.constraint = constraint
         self.statement = statement
         self.is_for_locks = is_for_locks
+        self.ends_session = ends_session
 
 
 class ApplyFailed(ParapplyError):

@@ -114,6 +114,25 @@ async def test_a_flight_commits_at_its_end_or_says_why_not(target_db: Database) 
         assert target_db.execute("SELECT * FROM late") == [(1,)]
 
 
+async def test_errors_that_code_raises_do_not_end_the_session(target_db: Database) -> None:
+    """A foreign server that is down, or a limit, fails a statement; no disk, no memory and a shutdown all of them."""
+
+    def raising(code: str) -> Statement:
+        text = f"DO 'BEGIN RAISE SQLSTATE ''{code}''; END'".encode()
+        return Statement(Sql(name=b"", text=text, n_parameters=0, is_set=False, positions=()), [])
+
+    async with _pipeline(target_db.dsn) as pipeline:
+        for code in ("08001", "08P01", "53400", "58000"):
+            with pytest.raises(StatementFailed) as failed:
+                await pipeline.run([Statement(_LENGTH, [b"x"]), raising(code)])
+            assert (failed.value.sqlstate, failed.value.statement, pipeline.is_lost) == (code, 1, False)
+    for code in ("53100", "53200", "53300", "57P01", "57P03", "25006"):
+        async with _pipeline(target_db.dsn) as pipeline:
+            with pytest.raises(TargetLost):
+                await pipeline.run([raising(code)])
+            assert pipeline.is_lost
+
+
 async def test_a_connection_that_broke_still_tells_where_its_server_is(target_db: Database) -> None:
     """A question of the apply log to a worker's connection is no error when the server has just ended it."""
     async with _pipeline(target_db.dsn) as pipeline:

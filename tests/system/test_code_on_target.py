@@ -509,3 +509,17 @@ def test_t29_a_view_is_refused(pair: Pair) -> None:
     pair.create(_TABLES, "CREATE TABLE real (id int, v int, w int); CREATE VIEW t AS SELECT * FROM real")
     pair.write(f"INSERT INTO t VALUES (1, length('{SECRET}'), 0)")
     pair.check_stopped(pair.start(), code=4, says=r"target relation public\.t is a view, not a table")
+
+
+def test_a_connection_that_code_cannot_make_stops_the_daemon(pair: Pair) -> None:
+    """A trigger whose own connection fails gives the code of a lost one: on_error holds, the error has the end LSN."""
+    fails = """
+        CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+          IF NEW.id = 2 THEN RAISE 'no other server' USING ERRCODE = '08001'; END IF; RETURN NEW; END $$;
+        CREATE TRIGGER fails BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION fails();
+        ALTER TABLE t ENABLE ALWAYS TRIGGER fails;
+    """
+    pair.create(_TABLES, _TABLES + fails)
+    pair.write(*(f"INSERT INTO t VALUES ({n}, 0, 0)" for n in (1, 2, 3)))
+    pair.check_stopped(pair.start(), code=5, says=r"public\.t.*\(08001\).*end LSN [0-9A-F]+/[0-9A-F]+")
+    assert pair.target.rows("SELECT id FROM t") == [(1,)]

@@ -226,6 +226,22 @@ def test_a_command_that_fails(pair: Pair) -> None:
     assert pair.target.rows(_HISTORY) == [(1, "ALTER TABLE", "left_out")]
 
 
+def test_a_row_that_fails_behind_a_command(pair: Pair) -> None:
+    """The table is read again in the open transaction, where it exists: the error is the row's, with the end LSN."""
+    mood = "CREATE TYPE mood AS ENUM ('glad'{})"
+    _create(pair, _TABLE)
+    pair.source.execute(mood.format(", 'sad'"))
+    pair.target.execute(mood.format(""))
+    daemon = pair.start(settings=_ON)
+    make = _ddl("CREATE TABLE one (id int PRIMARY KEY, v mood)")
+    pair.write_one("INSERT INTO t VALUES (1, 'a')", make, "INSERT INTO one VALUES (1, 'glad'), (2, 'sad')")
+    pair.check_stopped(daemon, code=5, says=r"public\.one.*\(22P02\).*end LSN [0-9A-F]+/[0-9A-F]+")
+    assert pair.target.rows("SELECT id FROM t") == []
+    pair.target.execute("ALTER TYPE mood ADD VALUE 'sad'")
+    pair.drain(settings=_ON)
+    pair.check_equal()
+
+
 def test_what_may_run_is_said_on_the_target(pair: Pair) -> None:
     """Off, a command is left out and told; on, a tag that is not allowed stops the daemon, and nothing has run."""
     _create(pair)

@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply.wire.decode import decode
+from parapply.wire.messages import BeginPrepare, Commit
+from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import commit_each, plain_route
+from tests.fixtures.route import Route
+from tests.fixtures.two_phase import TWO_PHASE, decide, n_prepared, write_prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
-    from tests.fixtures.route import Route
+    from tests.fixtures.servers import NewDatabase, OwnServers
 
 _WRONG_CONFIGURATION = 2
 _DELAY_S = 0.7
@@ -112,3 +117,36 @@ def test_a_time_without_an_offset_is_refused(route: Route, start_daemon: StartDa
     daemon = start_daemon(route, "--until", "2026-01-02 11:30")
     assert daemon.exit_code() == _WRONG_CONFIGURATION
     assert "has no offset from UTC" in daemon.log_tail()
+
+
+def _times(route: Route) -> list[int]:
+    """Return the times of commits and PREPAREs as a slot's reader gets them."""
+    sent = route.source.rows(
+        f"SELECT data FROM pg_logical_slot_peek_binary_changes('{route.slot}', NULL, NULL,"
+        " 'proto_version', '3', 'publication_names', 'pub')"
+    )
+    messages = [decode(bytes(data)) for (data,) in sent]
+    commits = [message.commit_time_us for message in messages if isinstance(message, Commit)]
+    return commits + [message.prepare_time_us for message in messages if isinstance(message, BeginPrepare)]
+
+
+def test_readers_of_the_target_get_the_times_of_the_publisher(
+    own_servers: OwnServers, source_db: Database, new_database: NewDatabase, start_daemon: StartDaemon
+) -> None:
+    """A session with an origin logs the time that it had last, so each transaction sets it, tracked here or not."""
+    server = own_servers(settings={"track_commit_timestamp": "off", "wal_level": "logical"})
+    route = plain_route(source_db, new_database(server, "target"), lambda route: make_slot(route, is_two_phase=True))
+    route.target.execute("CREATE PUBLICATION pub FOR TABLE item, evt")
+    before, behind = Route(source=route.source, target=route.target), Route(source=route.target, target=route.source)
+    for watched in (before, behind):
+        make_slot(watched, is_two_phase=True)
+    _commit_at_times(route.source)
+    settings = {**TWO_PHASE, "apply.workers": 1, "apply.max_batch_transactions": 1}
+    daemon = start_daemon(route, settings=settings)
+    daemon.wait_caught_up()
+    write_prepared(route.source, "late", "INSERT INTO item VALUES (9, 0)")
+    daemon.wait_caught_up()
+    assert n_prepared(route.target) == 1
+    assert _times(behind) == _times(before)
+    decide(route.source, "late", "COMMIT")
+    daemon.stop()

@@ -6,6 +6,8 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 from parapply.model import format_lsn
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
@@ -248,3 +250,28 @@ def test_t70_a_large_transaction_that_the_target_refuses_is_skipped(pair: Pair, 
     pair.drain(settings=settings)
     assert pair.target.rows("SELECT id FROM t") == [(30000,)]
     assert pair.target.rows("SELECT count(*) FROM parapply.conflicts WHERE conflict_type = 'skipped'") == [(401,)]
+
+
+@pytest.mark.parametrize("n_rows", [1, 100], ids=["with others", "alone"])
+def test_t70_a_request_during_commit_is_not_accepted(pair: Pair, run_command: RunCommand, n_rows: int) -> None:
+    """COMMIT is on its way where code runs also, with many transactions in one flight or row by row: it may succeed."""
+    wait = """
+        CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
+          'BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN NULL; END';
+        CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED
+          FOR EACH ROW EXECUTE FUNCTION wait();
+        ALTER TABLE t ENABLE ALWAYS TRIGGER wait;
+    """
+    pair.create(_TABLE, f"{_TABLE};{wait}")
+    daemon = pair.start(settings={"apply.stall_check_s": 3600})
+    with foreign_transaction(pair.target, "SELECT pg_advisory_xact_lock(7)"):
+        pair.write(f"INSERT INTO t SELECT n, 'a' FROM generate_series(1, {n_rows}) AS n")
+        pair.target.wait_until(WORKER_IS_BLOCKED)
+        lsn = pair.target.wait_until("SELECT max(end_lsn)::text FROM parapply.workers")
+        asked = run_command(pair.route, "skip", "--lsn", lsn, "--wait", "0", "--json")
+        assert asked.returncode == 0, asked.stderr
+        assert json.loads(asked.stdout)["outcome"] == "unanswered"
+        assert pair.target.rows("SELECT outcome FROM parapply.skips") == [("requested",)]
+    pair.target.wait_until("SELECT outcome = 'passed' FROM parapply.skips")
+    assert pair.target.rows("SELECT count(*) FROM t") == [(n_rows,)]
+    daemon.stop()

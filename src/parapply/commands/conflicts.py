@@ -20,6 +20,7 @@ from parapply.conflict import asking, listing, replay
 from parapply.errors import SourceLost, SourceRefused, TargetRefused
 from parapply.printable import printable
 from parapply.source import slot
+from parapply.target.session import settings
 from parapply.target.state import cutovers
 from parapply.target.state import slots as state
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 #: Columns of a key at most, and of a list that is never cut.
 _KEY_COLUMNS = 40
 _WIDE = 1000
+#: A replay is committed now, as far as readers of the target know; see `stamp_sql`.
+_STAMP = "SELECT pg_catalog.pg_replication_origin_xact_setup('0/0', pg_catalog.now())"
 
 
 @asynccontextmanager
@@ -146,8 +149,12 @@ async def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assu
             # As the workers write, because replayed changes came from the publisher and must not go back there. An
             # origin outlives the command, so it is not made for a replay that is only shown, or refused.
             tables = [config.mapping.target_of((one["schema_name"], one["table_name"])) for one in found]
-            await connect.carry_origin(config, conn, slot_id, "replay", "a replay", tables)
+            has_origin = await connect.carry_origin(config, conn, slot_id, "replay", "a replay", tables)
+            stamps = has_origin and (await settings.target_settings(conn)).may_stamp
             async with conn.transaction():
+                if stamps:
+                    with settings.target_errors("setting the replay's commit time"):
+                        await conn.execute(_STAMP)
                 effects = await replay.replay(conn, schema, found, config.mapping, config.target)
         if as_json:
             click.echo(json.dumps([msgspec.structs.asdict(effect) for effect in effects], indent=2))

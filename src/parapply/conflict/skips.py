@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from parapply.conflict.statements import statement
+from parapply.logs import get_logger
 from parapply.model import format_lsn, parse_lsn
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.schema import in_schema, state_rows
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
 
 _OPEN: Final = "outcome IN ('requested', 'accepted')"
+_PASSED_HINT: Final = "its rows are on the target if a transaction ends there; undo them there if they must not be"
 
 
 class Skips:
@@ -87,7 +89,8 @@ class Skips:
                 end_lsn = parse_lsn(text)
                 if end_lsn <= low_lsn:
                     self.done(end_lsn)
-                    await self._answer(conn, end_lsn, "passed")
+                    if await self._answer(conn, end_lsn, "passed") and outcome == "accepted":
+                        get_logger().warning("skip_passed", end_lsn=text, hint=_PASSED_HINT)
                     continue
                 self.ends.add(end_lsn)
                 if commit_text is not None:
@@ -129,16 +132,16 @@ class Skips:
             ),
         ]
 
-    async def _answer(self, conn: Connection, end_lsn: int, outcome: str) -> None:
+    async def _answer(self, conn: Connection, end_lsn: int, outcome: str) -> bool:
         resolved = "pg_catalog.clock_timestamp()" if outcome == "passed" else "NULL"
         query = in_schema(
             # If it was skipped in a prepared transaction, its row is locked until the outcome (T-37).
             f"UPDATE {{s}}.skips SET outcome = $3, resolved_at = {resolved} WHERE (slot_id, lsn) IN"  # noqa: S608  own text
             " (SELECT slot_id, lsn FROM {s}.skips WHERE slot_id = $1::int AND lsn = $2::pg_lsn"
-            f" AND {_OPEN} FOR UPDATE SKIP LOCKED)",
+            f" AND {_OPEN} FOR UPDATE SKIP LOCKED) RETURNING true",
             self.schema,
         )
-        await rows(conn, query, [self.slot_id, format_lsn(end_lsn), outcome])
+        return bool(await rows(conn, query, [self.slot_id, format_lsn(end_lsn), outcome]))
 
     def _text(self, text: str) -> str:
         return in_schema(text, self.schema).as_string(None)

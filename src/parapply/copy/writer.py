@@ -16,7 +16,7 @@ from psycopg import sql
 from parapply import connect
 from parapply.model import format_lsn
 from parapply.target.session import lease, origins, settings
-from parapply.target.state.slots import wire_time_sql
+from parapply.target.state.slots import stamp_sql
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from parapply.copy.snapshot import SourceSnapshot
     from parapply.plan.copy_starts import Name
 
-_STAMP: Final = sql.SQL(f"SELECT pg_catalog.pg_replication_origin_xact_setup($1::pg_lsn, {wire_time_sql('$2')})")
+_STAMP: Final = sql.SQL(f"SELECT {stamp_sql('$1', '$2')}")
 
 
 class Writer:
@@ -80,9 +80,7 @@ class Writers:
             has_origin = await connect.carry_origin(
                 self._config, conn, self._slot_id, _who(number), "the copy", self._names
             )
-            yield Writer(
-                conn, self._snapshot, stamps=has_origin and (await settings.target_settings(conn)).tracks_commits
-            )
+            yield Writer(conn, self._snapshot, stamps=has_origin and (await settings.target_settings(conn)).may_stamp)
 
     async def release_origins(self, conn: settings.Connection, n_opened: int) -> None:
         """Give the places of the origins to other sessions; the origins stay, because rows are known by them."""

@@ -53,8 +53,8 @@ class Reporting:
         advance_interval_s: between durable advances under load.
         status_interval_s: between reports when nothing else causes one.
         receive_timeout_s: silence of a streaming publisher after which it counts as gone.
-        is_apply_durable: the workers' commits are durable when they are acknowledged, and their records in the state
-            say that everything up to the watermark is committed.
+        is_apply_durable: the workers' commits are durable when they are acknowledged, unless code on the target says
+            otherwise, and their records in the state say that everything up to the watermark is committed.
         until: it is over when everything up to there is durable.
         ask_idle_s: as `ASK_IDLE_S`.
     """
@@ -123,12 +123,16 @@ class Durability:
         self._has_ended = True
         self._until_lsn = self._idle_lsn = received_lsn
 
-    def committed(self, now_s: float, *, is_synchronous: bool) -> bool:
-        """Take a commit that the target has acknowledged; return whether to look at once."""
+    def committed(self, now_s: float, *, is_synchronous: bool, may_run_code: bool = False) -> bool:
+        """Take a commit that the target has acknowledged; return whether to look at once.
+
+        Code on the target may have set synchronous_commit to off in its transaction, so such a commit is not believed.
+        The next one without code, which begins after the answer, is flushed with everything before it.
+        """
         state = self.state
         self._committed_s = now_s
         self._n_commits += 1
-        if self._reporting.is_apply_durable:
+        if self._reporting.is_apply_durable and not may_run_code:
             state.durable_lsn = max(state.durable_lsn, state.watermark.low_lsn)
             self._is_reply_due = True
             # A keep-alive's position may be next.

@@ -12,6 +12,7 @@ import msgspec
 
 from parapply.applylog_schema import CONFLICTS_LIMIT, XIDS_LIMIT, RowCounts
 from parapply.model import Relation
+from parapply.plan.halving import Form
 from parapply.plan.steps import OrderedStep, TruncateStep
 from parapply.vocabulary import Mode
 from parapply.wire.messages import CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
@@ -397,6 +398,13 @@ class SetJob(_Job):
     def n_in_order(self) -> int:
         """Return the number of its source transactions that were applied row by row; final when it is committed."""
         return self.resume.n_in_order if self.resume is not None else 0
+
+    @property
+    def is_one_by_one(self) -> bool:
+        """Return whether its transactions are executed and committed one after the other, without a wait between."""
+        if self.resume is None or self.resume.halving.is_done:
+            return False
+        return self.resume.halving.part.form is Form.EACH
 
 
 class PieceQueue(Protocol):

@@ -79,7 +79,7 @@ class WorkerSessions:
             application_name=f"{name} {number} {slot}",
             origin=origins.origin_name(slot_id, 1 if server.shares_origins else number),
             origin_pid=first_pid,
-            tracks_commits=server.tracks_commits,
+            may_stamp=server.may_stamp,
         )
 
     async def open(self, number: int) -> WorkerSession | ParapplyError:

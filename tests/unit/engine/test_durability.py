@@ -197,6 +197,22 @@ def test_commits_that_are_durable_by_themselves_are_reported_as_that() -> None:
     assert not durability.made_durable(200)
 
 
+def test_a_commit_is_not_believed_while_code_may_run_in_it() -> None:
+    """Code may have turned the flush off for its transaction, so only an advance makes it durable.
+
+    A commit after it is acknowledged when the WAL before it is flushed also.
+    """
+    durability = _made(is_apply_durable=True)
+    before = durability.state.durable_lsn
+    durability.state.watermark.low_lsn = 200
+    assert durability.committed(0.0, is_synchronous=False, may_run_code=True), "an advance follows the first"
+    assert durability.state.durable_lsn == before
+    assert not durability.report_is_due(0.05)
+    durability.state.watermark.low_lsn = 300
+    durability.committed(0.0, is_synchronous=False)
+    assert durability.state.durable_lsn == 300
+
+
 def test_at_rest_it_is_written_seldom_and_a_silent_publisher_is_left_in_time() -> None:
     """Once the row says so, and sooner where a position moves, the publisher may be silent for less, or asks."""
     durability = _made()

@@ -81,6 +81,7 @@ class PiecesWithCommands(Pieces):
         """Apply nothing yet; see `Pieces`. The commit LSN is the transaction's."""
         super().__init__(job, session, kit, repair)
         self._piece_repair = repair
+        repair.refresh = self._refresh
         self._commit_lsn = commit_lsn
         self._rules = kit.rules.commands
         #: True once a command has run; from then on tables are looked up in this transaction.
@@ -129,11 +130,18 @@ class PiecesWithCommands(Pieces):
                 if plan is not None and oid not in announced:
                     used[plan.relation] = None
         left = [relation for relation in used if relation not in self._fresh]
+        await self._refresh(left)
+        self._fresh.update(left)
+
+    async def _refresh(self, relations: Iterable[Relation]) -> None:
+        """Read the tables of relations as the open transaction has them."""
+        if not self._has_run:
+            await self._tables.refresh(relations)
+            return
         try:
-            await self._tables.resolve_inside(left, self._session.ask)
+            await self._tables.resolve_inside(relations, self._session.ask)
         except StatementFailed as failure:
             raise TargetLost(f"target: tables could not be looked up after a command: {failure.sqlstate}") from failure
-        self._fresh.update(left)
 
     async def _command(self, judged: JudgedCommand) -> None:
         command, verdict, reason = judged

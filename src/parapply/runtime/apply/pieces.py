@@ -225,7 +225,8 @@ class Pieces:
                 if self._repair is None:
                     # Code must see every change in commit order, and this transaction has not had its turn.
                     raise CodeFound from failure
-                await self._tables.refresh_written(planned.commands)
+                written = {plan.relation for one in planned.commands for plan in (one.plan, *one.others)}
+                await (self._repair.refresh or self._tables.refresh)(written)
             return False
         return True
 

@@ -19,17 +19,20 @@ from parapply.runtime.apply.failure import FailureClass, apply_failed, classify
 from parapply.target.sql.commands import code_check
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from parapply.conflict.kinds import Conflict, ConflictStop, Source
     from parapply.engine.job import Job, LargeJob, StreamJob
     from parapply.errors import ApplyFailed
-    from parapply.model import Transaction
+    from parapply.model import Relation, Transaction
     from parapply.plan.steps import TruncateStep
     from parapply.plan.table import TablePlan
     from parapply.runtime.apply.transaction import WorkerKit
     from parapply.target.session.session import WorkerSession
     from parapply.target.sql.commands import Command
+
+    #: Reads the target's tables of relations again; raises TargetRefused or TargetLost.
+    Refresh = Callable[[Iterable[Relation]], Awaitable[None]]
 
 
 class Repair:
@@ -60,7 +63,13 @@ class Repair:
         """
         return await self._conflict_handler.keep(self._session, settler)
 
-    async def learns(self, failure: StatementFailed, commands: Sequence[Command], attempts: Attempts) -> bool:
+    async def learns(
+        self,
+        failure: StatementFailed,
+        commands: Sequence[Command],
+        attempts: Attempts,
+        refresh: Refresh | None = None,
+    ) -> bool:
         """Return whether a wrong row count may be the doing of code that the plans did not know; they know it then.
 
         A trigger may leave out an existing row, and such a count says nothing until the plan knows of the trigger.
@@ -69,6 +78,7 @@ class Repair:
             failure: of `commands`, which are undone.
             commands: executed row by row.
             attempts: of their transaction or piece.
+            refresh: reads tables; None: as other sessions see them.
 
         Raises:
             TargetRefused: a table can no longer be written to.
@@ -80,9 +90,9 @@ class Repair:
             found = [await self._session.fetch(check) for check in code_check(commands, self._kit.tables.role)]
         except StatementFailed as error:
             raise TargetLost(f"target: code on it could not be looked for: {error.sqlstate}") from error
-        return any(found) and await self._rereads(commands, attempts)
+        return any(found) and await self._rereads(commands, attempts, refresh)
 
-    async def _rereads(self, commands: Sequence[Command], attempts: Attempts) -> bool:
+    async def _rereads(self, commands: Sequence[Command], attempts: Attempts, refresh: Refresh | None) -> bool:
         """Read the tables of commands again, and return whether that may help: the first time, or if one has changed.
 
         Tables may be altered several times while one transaction is tried.
@@ -91,7 +101,7 @@ class Repair:
             TargetRefused, TargetLost: as `learns`.
         """
         tables = self._kit.tables
-        await tables.refresh({command.plan.relation for command in commands})
+        await (refresh or tables.refresh)({command.plan.relation for command in commands})
         known = tables.plans.known
         has_changed = any(known[one.plan.relation].facts != one.plan.facts for one in commands)
         is_first, attempts.is_refreshed = not attempts.is_refreshed, True
@@ -118,8 +128,14 @@ class Repair:
         error = apply_failed(failure, failed, transaction.xid, transaction.end_lsn, is_retried=retried)
         await self._wait(job, error, attempts)
 
-    async def may_repeat(self, failure: StatementFailed, commands: Sequence[Command], attempts: Attempts) -> bool:
-        """Return whether the same may be tried again, when it may.
+    async def may_repeat(
+        self,
+        failure: StatementFailed,
+        commands: Sequence[Command],
+        attempts: Attempts,
+        refresh: Refresh | None = None,
+    ) -> bool:
+        """Return whether the same may be tried again, when it may; `refresh` is as of `learns`.
 
         Raises:
             TargetRefused, TargetLost: as `learns`.
@@ -131,7 +147,7 @@ class Repair:
         if judged is FailureClass.FINAL:
             return False
         await self._session.forget_statements()
-        return await self._rereads(commands, attempts)
+        return await self._rereads(commands, attempts, refresh)
 
     async def stopped(self, job: Job, stop: ConflictStop, transaction: Transaction, attempts: Attempts) -> None:
         """Record a conflict that stops its transaction, then stop or wait; the transaction is rolled back.
@@ -201,6 +217,8 @@ class PieceRepair:
         self._end = end
         self._repair = repair
         self._two_phase = kit.two_phase
+        #: Written by `PiecesWithCommands`, as no other session sees the tables as a command has left them.
+        self.refresh: Refresh | None = None
         #: Conflicts settled in it so far.
         self.kept: list[Conflict] = []
 
@@ -215,12 +233,12 @@ class PieceRepair:
         """
         self.check_wanted()
         await self._check_outcome(piece)
-        if not await self._repair.may_repeat(failure, commands, attempts):
+        if not await self._repair.may_repeat(failure, commands, attempts, self.refresh):
             raise DataFailed(failure, command_of(failure, commands))
 
     async def learns(self, failure: StatementFailed, commands: Sequence[Command], attempts: Attempts) -> bool:
         """Do what `Repair.learns` does; the piece is undone."""
-        return await self._repair.learns(failure, commands, attempts)
+        return await self._repair.learns(failure, commands, attempts, self.refresh)
 
     async def settle(self, piece: Transaction, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep]) -> None:
         """Apply a piece change by change, its conflicts settled; half of it cannot be repeated.

@@ -21,6 +21,7 @@ from parapply.plan.steps import ordered_changes
 from parapply.runtime.apply.conflicts import source_of
 from parapply.runtime.apply.failure import may_follow_conflict
 from parapply.runtime.apply.transaction import record_at_head
+from parapply.vocabulary import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +60,7 @@ class SerialApply:
                 await self._try(job, transaction, plans, resume.attempts)
             except (ConflictStop, _Failed, TargetRefused) as stop:
                 await self._session.rollback()
+                self._target.show(WorkerState.RETRYING)
                 job.attempts += 1
                 if job.prepare is None or not await self._kit.two_phase.is_rolled_back(job.prepare):
                     await self._judge(job, stop, transaction, resume.attempts)
@@ -89,6 +91,7 @@ class SerialApply:
             else:
                 commands = self._kit.builder.in_order(changes)
                 await self._target.execute(job, record, commands)
+            self._target.show(WorkerState.COMMITTING)
             await self._target.end(job, record)
         except StatementFailed as failure:
             raise _Failed(failure, settler.commands if settler is not None else commands) from failure

@@ -343,7 +343,7 @@ class TargetTransaction:
 
     def _first(self, job: AppliedJob, record: Record) -> Record | Proof:
         """Return the record of the target transaction of a job."""
-        return record if job.prepare is None else Proof(self._two_phase.gid(job.prepare))
+        return record if job.prepare is None else Proof(self._two_phase.gid(job.prepare), record)
 
 
 def record_at_head(end: Transaction) -> Record:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from parapply.engine.stalls import AT_WORK
+from parapply.engine.job import SetJob
+from parapply.engine.stalls import AT_WORK, executed_now
 from parapply.errors import SourceLost, SourceRefused, WalLimitReached
 from parapply.logs import get_logger
 from parapply.runtime.rest import ASKED_S, LONG_S
@@ -309,7 +310,11 @@ class Monitor:
     def _is_committing(self, end_lsn: int) -> bool:
         """Return whether COMMIT was sent for the transaction that ends there."""
         jobs = [worker.job for worker in self._workers if worker.state is WorkerState.COMMITTING]
-        return any(job.batch.first_lsn <= end_lsn <= job.batch.end_lsn for job in jobs if job is not None)
+        if any(job.batch.first_lsn <= end_lsn <= job.batch.end_lsn for job in jobs if job is not None):
+            return True
+        # Transactions one after the other are sent with their COMMIT.
+        each = [worker.job for worker in self._workers if isinstance(worker.job, SetJob) and worker.job.is_one_by_one]
+        return any(transaction.end_lsn == end_lsn for job in each for transaction in executed_now(job))
 
     def _row(self, worker: Worker, blocked: Job | None) -> WorkerRow:
         job = worker.job

@@ -42,6 +42,11 @@ USED_ONCE: Final = 4 * NAMED_STATEMENTS
 #: SQLSTATE and source file of a server's error that its table of locks is full; the message may be in any language.
 _NO_LOCK: Final = ("53200", "lock.c")
 
+#: Severities after which a server closes the connection.
+_ENDING: Final = ("FATAL", "PANIC")
+#: See `_is_of_session`.
+_OF_SESSION: Final = frozenset({"25P03", "25P04", "53100", "53200", "53300", "25006"})
+
 #: Row count of a statement whose count is not to be checked, because code on the target may change it.
 ANY_COUNT: Final = -1
 
@@ -369,7 +374,7 @@ class Pipeline:
 
     def _check_connection(self, failure: StatementFailed | None) -> None:
         """Raise TargetLost if a failure is one of the connection."""
-        if failure is not None and _is_connection_error(failure.sqlstate):
+        if failure is not None and (failure.ends_session or self._pg.status != pq.ConnStatus.OK):
             raise self._lose(failure) from failure
 
     async def _take(
@@ -545,14 +550,17 @@ def _failure(result: pq.abc.PGresult, index: int) -> StatementFailed:
         table=text(pq.DiagnosticField.TABLE_NAME),
         constraint=text(pq.DiagnosticField.CONSTRAINT_NAME),
         statement=index,
+        ends_session=text(pq.DiagnosticField.SEVERITY_NONLOCALIZED) in _ENDING
+        or _is_of_session(text(pq.DiagnosticField.SQLSTATE)),
         is_for_locks=(text(pq.DiagnosticField.SQLSTATE), text(pq.DiagnosticField.SOURCE_FILE)) == _NO_LOCK,
     )
 
 
-def _is_connection_error(sqlstate: str) -> bool:
+def _is_of_session(sqlstate: str) -> bool:
     """Return whether an error is of the session or the machine, not of the data (then it is never a conflict).
 
-    08 connection, 57P shutdown and crash, 25P03/25P04 session timeouts, 53 out of disk, memory or connections, 58 I/O,
-    25006 read only: the server was demoted under us.
+    57P shutdown and crash, 25P03/25P04 session timeouts, 53100/53200/53300 out of disk, memory or connections, 25006
+    read only: the server was demoted under us. Others of the classes 08, 53 and 58 come from code on the target while
+    the session goes on: a trigger, a foreign table whose server is down, temp_file_limit.
     """
-    return sqlstate[:2] in ("08", "53", "58") or sqlstate[:3] == "57P" or sqlstate in ("25P03", "25P04", "25006")
+    return sqlstate[:3] == "57P" or sqlstate in _OF_SESSION

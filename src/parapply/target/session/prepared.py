@@ -21,6 +21,7 @@ from psycopg import sql
 from parapply.errors import TargetRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.slots import stamp_sql
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -154,10 +155,17 @@ async def roll_back(conn: Connection, gids: Sequence[str]) -> None:
                 await conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
 
 
-def proof_sql(schema: str) -> str:
-    """Return the INSERT that a transaction sends before it is prepared. Parameters: $1 slot_id; $2 gid."""
-    text = "INSERT INTO {s}.committed_prepared (slot_id, gid) VALUES ($1::int, $2)"
-    return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
+def proof_sql(schema: str, *, stamps: bool = False) -> str:
+    """Return the INSERT that a transaction sends before it is prepared.
+
+    Parameters: $1 slot_id; $2 gid; with `stamps`, which is as of `record_sql`, $3 end_lsn; $4 time of the PREPARE.
+    """
+    text = "INSERT INTO {s}.committed_prepared (slot_id, gid) SELECT $1::int, $2::text"
+    return (
+        sql.SQL(text + (f" FROM {stamp_sql('$3', '$4')}" if stamps else ""))
+        .format(s=sql.Identifier(schema))
+        .as_string(None)
+    )
 
 
 def is_proved_sql(schema: str) -> str:

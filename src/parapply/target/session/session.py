@@ -52,6 +52,7 @@ class Proof(NamedTuple):
     """The row that a transaction to be prepared writes instead: visible, it proves that it was committed."""
 
     gid: str
+    record: Record  # of the PREPARE
 
 
 class SessionOptions(NamedTuple):
@@ -66,7 +67,7 @@ class SessionOptions(NamedTuple):
     application_name: str
     origin: str = ""  # replication origin to write under; "": none
     origin_pid: int = 0  # server process of the session that has it, and shares it; 0: none has it
-    tracks_commits: bool = False  # the server has track_commit_timestamp on
+    may_stamp: bool = False  # as of `TargetSettings`
 
 
 def _plain(name: bytes, text: bytes) -> Statement:
@@ -83,7 +84,7 @@ _FORGET: Final = _plain(b"", b"DEALLOCATE ALL")
 
 _STAMP: Final = Sql(
     name=b"stamp",
-    text=f"SELECT pg_catalog.pg_replication_origin_xact_setup($1::pg_lsn, {state.wire_time_sql('$2')})".encode(),
+    text=f"SELECT {state.stamp_sql('$1', '$2')}".encode(),
     n_parameters=2,
     is_set=False,
     positions=(),
@@ -117,7 +118,7 @@ class WorkerSession:
         """Take over a connection whose settings are pinned and whose fence lock is held; see `connect`."""
         #: Reason why rows written here look as if a session of this server wrote them; None if they do not.
         self.origin_problem = origin_problem
-        self._stamps = options.tracks_commits and not origin_problem
+        self._stamps = options.may_stamp and not origin_problem
         version = connection.info.server_version
         self._pinning = settings.pinning("worker", version, options.role, options.synchronous_commit).encode()
         self.pipeline = Pipeline(connection)
@@ -131,7 +132,7 @@ class WorkerSession:
         self._record = _sql(b"record", state.record_sql(schema, stamps=self._stamps), 7)
         #: The same in a flight that commits at its end. Tests cut a connection where a name ends as the one of COMMIT.
         self._record_to_commit = self._record._replace(name=b"record to commit")
-        self._proof = _sql(b"proof", prepared.proof_sql(schema), 2)
+        self._proof = _sql(b"proof", prepared.proof_sql(schema, stamps=self._stamps), 4 if self._stamps else 2)
         self._is_proved = _sql(b"is_proved", prepared.is_proved_sql(schema), 2)
         self._note = _sql(b"note", prepared.note_sql(schema), 2)
         self._is_noted = _sql(b"is_noted", prepared.is_noted_sql(schema), 2)
@@ -577,8 +578,7 @@ class WorkerSession:
         """
         if self._stamps:
             # The session still has the commit time of what it recorded last.
-            values = [format_lsn(record.end_lsn).encode(), str(record.commit_time_us).encode()]
-            await self.pipeline.run([Statement(_STAMP, values)])
+            await self.pipeline.run([Statement(_STAMP, _stamp_values(record))])
         text = (b"COMMIT PREPARED '%s'" if is_commit else b"ROLLBACK PREPARED '%s'") % gid.encode()
         await self.pipeline.run([_plain(b"", text)], on_sent=_decision_sent)
 
@@ -658,7 +658,8 @@ class WorkerSession:
 
     def _first(self, record: Record | Proof, *, commits: bool = False) -> Statement:
         if isinstance(record, Proof):
-            return Statement(self._proof, [self._slot_id, record.gid.encode()])
+            stamp = _stamp_values(record.record) if self._stamps else []
+            return Statement(self._proof, [self._slot_id, record.gid.encode(), *stamp])
         return Statement(self._record_to_commit if commits else self._record, self._values(record))
 
     def _values(self, record: Record) -> list[bytes | None]:
@@ -699,6 +700,10 @@ class WorkerSession:
             failure.statement -= before
             _refuse_recorded(failure)
             raise
+
+
+def _stamp_values(record: Record) -> list[bytes]:
+    return [format_lsn(record.end_lsn).encode(), str(record.commit_time_us).encode()]
 
 
 def _refuse_recorded(failure: StatementFailed) -> None:

@@ -276,6 +276,9 @@ class TargetSettings(NamedTuple):
 
     #: It remembers when rows were committed, and by which origin.
     tracks_commits: bool
+    #: Sessions with an origin give their transactions the source's commit time. Where the right for it is missing, none
+    #: does, and readers of the target's WAL get false times; a server that tracks them refuses the transaction instead.
+    may_stamp: bool
     #: Number of tables and indexes that all its sessions together can have locked.
     lock_places: int
     #: Several sessions may write under one replication origin.
@@ -284,6 +287,8 @@ class TargetSettings(NamedTuple):
 
 _TARGET_SETTINGS = sql.SQL(
     "SELECT pg_catalog.current_setting('track_commit_timestamp')::bool,"
+    " pg_catalog.has_function_privilege("
+    "'pg_catalog.pg_replication_origin_xact_setup(pg_lsn,timestamptz)'::regprocedure, 'EXECUTE'),"
     " pg_catalog.current_setting('max_locks_per_transaction')::int8 *"
     " (SELECT pg_catalog.sum(pg_catalog.current_setting(one.name)::int8)"
     " FROM unnest('{max_connections,max_prepared_transactions,autovacuum_max_workers,max_worker_processes,"
@@ -301,8 +306,10 @@ async def target_settings(conn: Connection) -> TargetSettings:
     """
     with target_errors("reading its settings"):
         (row,) = await rows(conn, _TARGET_SETTINGS)
-    tracks_commits, lock_places = row
-    return TargetSettings(tracks_commits, lock_places, conn.info.server_version >= SHARED_ORIGINS_SINCE)
+    tracks_commits, may_stamp, lock_places = row
+    return TargetSettings(
+        tracks_commits, tracks_commits or may_stamp, lock_places, conn.info.server_version >= SHARED_ORIGINS_SINCE
+    )
 
 
 def client_conninfo(dsn: str, application_name: str, *, kind: Kind = "control") -> str:

@@ -63,6 +63,15 @@ def wire_time_sql(number: str) -> str:
     return _TIME.format(number)
 
 
+def stamp_sql(lsn: str, time: str) -> str:
+    """Return the call that has the transaction of a session with an origin commit, or be prepared, at a wire time.
+
+    PostgreSQL logs the time that such a session had last, 2000-01-01 at first, whether it tracks commit timestamps or
+    not. Readers of the target's WAL take it for the commit time (`XactLogCommitRecord`, `DecodeCommit`).
+    """
+    return f"pg_catalog.pg_replication_origin_xact_setup({lsn}::pg_lsn, {wire_time_sql(time)})"
+
+
 class StatePlace(NamedTuple):
     """Where the state of a slot is on the target."""
 
@@ -147,17 +156,16 @@ def record_sql(schema: str, *, stamps: bool = False) -> str:
 
     Args:
         schema: of the state.
-        stamps: the session has a replication origin and the server tracks commit timestamps: have the transaction
-            commit with the source's commit time, as the built-in subscription does, so that the last update can win.
+        stamps: the session has a replication origin: have the transaction commit with the source's commit time, as
+            the built-in subscription does, so that the last update can win.
     """
     if stamps:
         text = (
             "INSERT INTO {s}.applied (slot_id, end_lsn, first_lsn, members, low_lsn, commit_time, n_transactions)"  # noqa: S608  only our own text
             " SELECT $1::int, $2::pg_lsn, $3::pg_lsn, $4::pg_lsn[], $5::pg_lsn, "
             + _TIME.format("$6")
-            + ", $7::int FROM pg_catalog.pg_replication_origin_xact_setup($2::pg_lsn, "
-            + _TIME.format("$6")
-            + ")"
+            + ", $7::int FROM "
+            + stamp_sql("$2", "$6")
         )
         return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
     text = (

@@ -61,7 +61,10 @@ class _Lab:
         loop = asyncio.get_running_loop()
         self.reader: Any = SimpleNamespace(is_paused=False, heard_s=loop.time(), stream=self.stream)
         pool = SimpleNamespace(rest=Rest())
-        self.batcher: Any = SimpleNamespace(received_lsn=_AT_LSN, holds_nothing=True, large=None, pool=pool)
+        tables = SimpleNamespace(plans=SimpleNamespace(may_be_serial=False))
+        self.batcher: Any = SimpleNamespace(
+            received_lsn=_AT_LSN, holds_nothing=True, large=None, pool=pool, tables=tables
+        )
         self.engine = EngineState(_AT_LSN, loop.time())
         self.engine.source_lsn = _SOURCE_LSN
         reporting = Reporting(
