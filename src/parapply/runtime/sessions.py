@@ -163,6 +163,7 @@ class Connector:
             known = await copies.load(control, self._config.target.state_schema, slot_id)
             taken = await sharing.claim(source, control, self._config, slot_id)
             known = await continuity.leave_out(source, control, self._config, slot_id, known)
+            await continuity.drop_marks(source, control, self._config, slot_id, known)
             names = await continuity.keep_names(source, control, self._config, slot_id, known)
             two_phase = self._config.source.two_phase and known.is_settled(found.low_lsn)
             streaming = self._streaming(source_facts)
