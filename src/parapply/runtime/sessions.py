@@ -161,7 +161,7 @@ class Connector:
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
             known = await copies.load(control, self._config.target.state_schema, slot_id)
-            taken = await sharing.claim(source, control, self._config, slot_id)
+            taken = await sharing.claim(source, control, self._config, slot_id, is_daemon=True)
             known = await continuity.leave_out(source, control, self._config, slot_id, known)
             await continuity.drop_marks(source, control, self._config, slot_id, known)
             names = await continuity.keep_names(source, control, self._config, slot_id, known)
