@@ -60,7 +60,13 @@ class MappingConfig(msgspec.Struct, frozen=True):
     @property
     def has_constants(self) -> bool:
         """Return whether the rows of a table have values in columns which only the target has."""
-        return any(place.constants for places in (self.tables, self.schemas) for place in places.values())
+        return bool(self.all_constants)
+
+    @property
+    def all_constants(self) -> list[Mapping[str, str]]:
+        """Return the constants of tables and schemas, as far as they have any."""
+        places = [*self.tables.values(), *self.schemas.values()]
+        return [place.constants for place in places if place.constants]
 
     def constants_of(self, name: tuple[str, str]) -> Mapping[str, str]:
         """Return the values that a table's rows have in columns which only the target has."""

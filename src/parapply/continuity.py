@@ -95,6 +95,20 @@ async def leave_out(
     return await copies.load(target, schema, slot_id)
 
 
+async def drop_marks(
+    source: Connection, target: settings.Connection, config: Config, slot_id: int, known: Copies
+) -> None:
+    """Forget entries of publications that the stream which begins now is not asked for, or that are not there.
+
+    A table that is made before they are read again may have had rows by then.
+    """
+    schema = config.target.state_schema
+    if known.is_listed and (kept := await copies.load_marks(target, schema, slot_id)):
+        left = await late_tables.still_published(source, config.source.publications, kept)
+        if len(left) != len(kept):
+            await copies.keep_marks(target, schema, slot_id, left)
+
+
 async def _with_partitions(  # noqa: PLR0913, PLR0917  what the look knows
     source: Connection,
     target: settings.Connection,

@@ -97,14 +97,36 @@ def check_renamed(mapping: MappingConfig, before: Name, now: Name) -> None:
         )
 
 
-async def claim(source: slot.Connection, target: Connection, config: Config, slot_id: int) -> Taken:
+async def _noted(target: Connection, config: Config, slot_id: int) -> dict[str, list[dict[str, str]]]:
+    """Return where the state says that this slot's rows have constants; refuse a configuration without these."""
+    query = "SELECT constants_in::text FROM {s}.slots WHERE slot_id = $1::int"
+    found = await state_rows(target, config.target.state_schema, "looking where rows have constants", query, [slot_id])
+    noted = msgspec.json.decode(found[0][0], type=dict[str, list[dict[str, str]]]) if found else {}
+    for place, several in noted.items():
+        for one in several:
+            if one not in config.mapping.all_constants:
+                given = ", ".join([f"{column} = {text}" for column, text in one.items()])
+                raise TargetRefused(
+                    f"target table {place} has rows of this slot with {given}, which [mapping] does not have",
+                    hint="use the daemon's configuration; if `set` is to change, start the daemon with it first",
+                )
+    return noted
+
+
+async def claim(
+    source: slot.Connection, target: Connection, config: Config, slot_id: int, *, is_daemon: bool = False
+) -> Taken:
     """Note where this slot's rows have constants, and call the others; return where theirs have them.
 
+    Only the daemon removes what was noted: a command may have been given another file.
+
     Raises:
-        TargetRefused: rows would not be apart from theirs, or the state cannot be written.
+        TargetRefused: rows would not be apart from theirs, a command's configuration lacks constants of this slot, or
+            the state cannot be written.
     """
     schema, mapping = config.target.state_schema, config.mapping
     taken = await others(target, schema, slot_id)
+    noted = {} if is_daemon else await _noted(target, config, slot_id)
     # Without either nothing needs the publisher's tables, which may be many.
     mine: dict[str, list[Mapping[str, str]]] = {}
     if taken or mapping.has_constants:
@@ -113,6 +135,8 @@ async def claim(source: slot.Connection, target: Connection, config: Config, slo
         for name in sorted(names):
             if (constants := mapping.constants_of(name)) and not mapping.is_schema_only(name):
                 mine.setdefault(".".join(mapping.target_of(name)), []).append(constants)
+    for place, several in noted.items():
+        mine[place] = [*several, *[one for one in mine.get(place, []) if one not in several]]
     query = (
         "UPDATE {s}.slots AS mine SET constants_in = $2::jsonb WHERE slot_id = $1::int AND constants_in <> $2::jsonb"
         " RETURNING ARRAY(SELECT slot_id FROM {s}.slots AS one WHERE one.slot_id <> mine.slot_id)"

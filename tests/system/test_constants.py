@@ -352,6 +352,29 @@ def test_a_table_becomes_shared(
     assert first.target.rows("SELECT count(*) FROM item WHERE tenant = 1") == [(20,)]
 
 
+def test_a_command_with_another_file_forgets_no_constants(
+    source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Constants stay noted until the slot's daemon begins with others: no other slot comes in between."""
+    own = {'mapping.schemas."t1".schema': "public", 'mapping.schemas."t1".set.tenant': "1"}
+    source.execute("CREATE PUBLICATION one FOR TABLE t1.item")
+    route = Route(source=source, target=new_target(), publication="one", settings={**FAST, **own})
+    assert run_command(route, "init", "--copy").returncode == 0
+    note = "SELECT constants_in FROM parapply.slots"
+    before = route.target.rows(note)
+    for settings in ({}, {**own, 'mapping.schemas."t1".set.tenant': "2"}):
+        refused = run_command(replace(route, settings={**FAST, **settings}), "refresh")
+        assert refused.returncode == _TARGET_REFUSED, refused.stdout + refused.stderr
+        assert "public.item has rows of this slot with tenant = 1" in " ".join(refused.stderr.split())
+        assert route.target.rows(note) == before
+    done = run_command(route, "refresh")
+    assert done.returncode == 0, done.stderr
+    other = replace(route, settings={**FAST, 'mapping.schemas."t1".schema': "public",
+                                     'mapping.schemas."t1".set.tenant': "2"})  # fmt: skip
+    start_daemon(other).wait_caught_up()
+    assert route.target.rows(note) == [({"public.item": [{"tenant": "2"}]},)]
+
+
 def test_a_daemon_stops_before_rows_of_others(
     source: Database, new_target: Callable[[], Database], start_daemon: StartDaemon
 ) -> None:

@@ -247,3 +247,62 @@ def test_every_new_table_is_looked_at(
     assert "tables are not copied" in refused.stderr
     assert [name for name, _ in _waiting(route)] == ["z"]
     daemon.stop()
+
+
+@pytest.mark.parametrize("published", ["ALL TABLES", "TABLES IN SCHEMA public"])
+def test_a_table_made_while_its_publication_was_not_read(
+    source_db: Database,
+    target_db: Database,
+    run_command: RunCommand,
+    start_daemon: StartDaemon,
+    published: str,
+) -> None:
+    """It had rows by then: a publication that was left out of the configuration for a time counts as new."""
+    for database in (source_db, target_db):
+        database.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    source_db.execute(f"CREATE PUBLICATION pa FOR TABLE a; CREATE PUBLICATION pub FOR {published}")
+    route = Route(source=source_db, target=target_db, settings={**FAST, "apply.workers": 2}, publication="pa")
+    both = ("--publication", "pub")
+    done = run_command(route, "init", "--copy", *both)
+    assert done.returncode == 0, done.stderr
+    daemon = start_daemon(route)
+    daemon.wait_for_event("source_connected")
+    _both(route, "CREATE TABLE t (id int PRIMARY KEY)")
+    source_db.execute("INSERT INTO t SELECT * FROM generate_series(1, 1000); INSERT INTO a VALUES (1)")
+    daemon.wait_caught_up()
+    daemon.stop()
+    daemon = start_daemon(route, *both)
+    source_db.execute("INSERT INTO t VALUES (0)")
+    assert daemon.wait_for_event("table_waits")["relation"] == "public.t"
+    done = run_command(route, "refresh", *both)
+    assert done.returncode == 0, done.stderr
+    _both(route, "CREATE TABLE later (id int PRIMARY KEY)")
+    source_db.execute("INSERT INTO t VALUES (-1); INSERT INTO later VALUES (1)")
+    daemon.wait_caught_up()
+    check_equal(route, "t", "later")
+    assert _waiting(route) == []
+    daemon.stop()
+
+
+def test_a_table_made_while_its_publication_sent_no_inserts(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """It had rows by then, though the publication is as it was, and no look has come in between."""
+    route = _copied(source_db, target_db, run_command, "CREATE TABLE a (id int PRIMARY KEY)", "ALL TABLES")
+    daemon = start_daemon(route)
+    source_db.execute("INSERT INTO a VALUES (1)")
+    daemon.wait_caught_up()
+    source_db.execute("ALTER PUBLICATION pub SET (publish = 'update, delete')")
+    _both(route, "CREATE TABLE t (id int PRIMARY KEY)")
+    source_db.execute("INSERT INTO t SELECT * FROM generate_series(1, 1000)")
+    source_db.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate')")
+    source_db.execute("INSERT INTO t VALUES (0)")
+    assert daemon.wait_for_event("table_waits")["relation"] == "public.t"
+    done = run_command(route, "refresh")
+    assert done.returncode == 0, done.stderr
+    _both(route, "CREATE TABLE later (id int PRIMARY KEY)")
+    source_db.execute("INSERT INTO t VALUES (-1); INSERT INTO later VALUES (1)")
+    daemon.wait_caught_up()
+    check_equal(route, "t", "later")
+    assert _waiting(route) == []
+    daemon.stop()

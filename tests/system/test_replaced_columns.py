@@ -454,7 +454,7 @@ def test_a_rename_while_no_daemon_runs(
 def test_partitions_without_the_expressions_of_their_root_stop_the_stream(
     source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:
-    """A root that is no longer published as one has its rows come as those of the partitions."""
+    """A root that is no longer published as one has its rows come under the names of its partitions."""
     tables = ("CREATE TABLE root (id int PRIMARY KEY, email text) PARTITION BY RANGE (id);"
               "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (9)")  # fmt: skip
     source.execute(f"{tables}; CREATE PUBLICATION roots FOR TABLE root WITH (publish_via_partition_root)")

@@ -3,7 +3,7 @@
 It has if the table was made after a time that is known, and was published from its first moment on. Neither is in the
 stream. So what the publisher's catalogue holds at some time is kept as *marks*: a text for each table, each entry of
 the publications, and each partitioned table's place below another one. Whatever has no mark came later; an entry
-that has one has existed since.
+that has one has existed since. An entry that the configuration or a publication has left out for a time loses its own.
 
 That a partition was made as one, and not attached with rows in it, shows in its inherited columns: ATTACH PARTITION
 rewrites their rows in pg_attribute. A command that writes rows takes its own command id, and CREATE TABLE is done
@@ -34,19 +34,21 @@ _SCHEMAS_SINCE: Final = 150000
 #: server_version_num of the first server whose publications of all tables may leave some out.
 _EXCEPT_SINCE: Final = 190000
 
-# A mark of all tables has the tables that are left out behind a `!`.
+# Behind the `@` is the transaction that has written the publication's row: once it is altered its entries are others,
+# because it may have sent fewer kinds of changes for a time. A mark of all tables has those left out behind a `!`.
 _ENTRIES: LiteralString = """
-    SELECT 'a' || p.oid AS mark, NULL::oid AS relid, NULL::oid AS nspid, p.oid AS pubid, false AS is_part,
-           '{}'::oid[] AS excepted
+    SELECT 'a' || p.oid || '@' || p.xmin AS mark, NULL::oid AS relid, NULL::oid AS nspid, p.oid AS pubid,
+           false AS is_part, '{}'::oid[] AS excepted
       FROM pg_catalog.pg_publication AS p WHERE p.puballtables AND p.pubname = ANY ($1::text[])
     UNION ALL
-    SELECT 'r' || r.oid, r.prrelid, NULL, p.oid,
+    SELECT 'r' || r.oid || '@' || p.xmin, r.prrelid, NULL, p.oid,
            to_jsonb(r) ->> 'prqual' IS NOT NULL OR to_jsonb(r) ->> 'prattrs' IS NOT NULL, '{}'
       FROM pg_catalog.pg_publication_rel AS r
       JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid WHERE p.pubname = ANY ($1::text[])"""
 _SCHEMA_ENTRIES: LiteralString = """
     UNION ALL
-    SELECT 'n' || s.oid, NULL, s.pnnspid, p.oid, false, '{}' FROM pg_catalog.pg_publication_namespace AS s
+    SELECT 'n' || s.oid || '@' || p.xmin, NULL, s.pnnspid, p.oid, false, '{}'
+      FROM pg_catalog.pg_publication_namespace AS s
       JOIN pg_catalog.pg_publication AS p ON p.oid = s.pnpubid WHERE p.pubname = ANY ($1::text[])"""
 #: Put over the entries from `_EXCEPT_SINCE` on: a row of pg_publication_rel may then name a table that is left out.
 _EXCEPTED: LiteralString = """
@@ -134,6 +136,13 @@ async def marks(conn: Connection, publications: Sequence[str]) -> tuple[str, ...
     """Return the present content of the catalogue; raise SourceRefused or SourceLost if it could not be read."""
     with source_errors("reading which tables there are"):
         return tuple([str(mark) for (mark,) in await entry_rows(conn, _MARKS, [list(publications)])])
+
+
+async def still_published(conn: Connection, publications: Sequence[str], known: Collection[str]) -> list[str]:
+    """Return marks without the entries that are not there now, or not of these publications; errors as `marks`."""
+    with source_errors("reading what is published"):
+        now = {mark for (mark,) in await entry_rows(conn, "SELECT mark FROM entries", [list(publications)])}
+    return [mark for mark in known if mark[0] not in "arn" or mark in now]
 
 
 async def places(conn: Connection, publications: Sequence[str], oid: int) -> tuple[TablePlace, ...]:

@@ -45,7 +45,8 @@ _WAYS: LiteralString = """
           JOIN pg_catalog.pg_class AS above ON above.oid = i.inhparent)
     , entry AS (
         SELECT e.relid, e.nspid, p.pubviaroot AS is_by_root, 'p' || p.oid || '@' || p.xmin || ':' || p.pubowner AS row,
-               e.excepted, split_part(e.mark, '!', 1) || CASE WHEN e.is_part THEN '*' ELSE '' END || ':'
+               e.excepted, split_part(split_part(e.mark, '!', 1), '@', 1)
+               || CASE WHEN e.is_part THEN '*' ELSE '' END || ':'
                || CASE WHEN p.pubinsert THEN 'i' ELSE '' END
                || CASE WHEN p.pubupdate THEN 'u' ELSE '' END || CASE WHEN p.pubdelete THEN 'd' ELSE '' END
                || CASE WHEN p.pubtruncate THEN 't' ELSE '' END || CASE WHEN p.pubviaroot THEN 'v' ELSE '' END

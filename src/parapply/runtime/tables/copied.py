@@ -163,7 +163,7 @@ class Copied:
         is_first, self._looked_s, self._is_due = self._looked_s is None, now_s, False
         async with self._lock:
             async with self._control_pool.session() as conn:
-                self._taken = await sharing.claim(self._source, conn, self._config, self._slot_id)
+                self._taken = await sharing.claim(self._source, conn, self._config, self._slot_id, is_daemon=True)
             await self._compare(gap_lsn)
             await self._name_waiting()
             if self.known.is_listed:
