@@ -150,3 +150,28 @@ def test_readers_of_the_target_get_the_times_of_the_publisher(
     assert _times(behind) == _times(before)
     decide(route.source, "late", "COMMIT")
     daemon.stop()
+
+
+def test_readers_of_the_target_get_true_times_of_commands(
+    own_servers: OwnServers, source_db: Database, new_database: NewDatabase, start_daemon: StartDaemon,
+    run_command: RunCommand,
+) -> None:  # fmt: skip
+    """A copy has the time of its snapshot, and a replay the present."""
+    server = own_servers(settings={"track_commit_timestamp": "off", "wal_level": "logical"})
+    route = plain_route(source_db, new_database(server, "target"), make_slot)
+    route.target.execute("CREATE PUBLICATION pub FOR TABLE item, evt; INSERT INTO item VALUES (1, 5)")
+    behind = Route(source=route.target, target=route.source)
+    make_slot(behind)
+    daemon = start_daemon(route, settings={"conflict.insert_exists": "keep_local"})
+    ((now_us,),) = route.source.rows("SELECT (extract(epoch FROM now() - '2000-01-01 00:00+00') * 1e6)::int8")
+    route.source.execute("INSERT INTO item VALUES (1, 6)")
+    daemon.wait_caught_up()
+    replay = "conflicts replay --yes --type insert_exists"
+    # Only the first one has just made its origin, which sets a time.
+    for command in (replay, replay, "refresh --table public.item --truncate"):
+        done = run_command(route, command)
+        assert done.returncode == 0, done.stderr
+        times = _times(behind)
+        assert times
+        assert min(times) > now_us
+    daemon.stop()
