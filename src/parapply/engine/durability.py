@@ -123,12 +123,13 @@ class Durability:
         self._has_ended = True
         self._until_lsn = self._idle_lsn = received_lsn
 
-    def committed(self, now_s: float, *, is_synchronous: bool) -> bool:
-        """Take a commit that the target has acknowledged; return whether to look at once."""
+    def committed(self, now_s: float, *, is_synchronous: bool, is_left_out: bool = False) -> bool:
+        """Take a commit that the target has acknowledged, if nothing was left out; return whether to look at once."""
         state = self.state
         self._committed_s = now_s
         self._n_commits += 1
-        if self._reporting.is_apply_durable:
+        # No record says that the watermark is behind one that is left out.
+        if self._reporting.is_apply_durable and not is_left_out:
             state.durable_lsn = max(state.durable_lsn, state.watermark.low_lsn)
             self._is_reply_due = True
             # A keep-alive's position may be next.

@@ -160,7 +160,8 @@ class Progress:
         """Record a commit that the target has acknowledged."""
         self._last_commit_time_us = job.batch.commit_time_us
         is_synchronous = self._stream.is_synchronous
-        if self._durability.committed(job.times.committed_s, is_synchronous=is_synchronous):
+        committed_s, is_left_out = job.times.committed_s, job.is_left_out
+        if self._durability.committed(committed_s, is_synchronous=is_synchronous, is_left_out=is_left_out):
             self._wake.set()
         if is_synchronous:
             self._report_visible()
