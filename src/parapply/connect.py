@@ -177,6 +177,7 @@ async def known_position(
         low_lsn=found.low_lsn,
         high_lsn=max([found.high_lsn, found.copied_lsn, *[end_lsn for _, end_lsn in pending.values()]]),
         confirmed_flush_lsn=found.confirmed_flush_lsn,
+        source_started_us=found.source_started_us,
     )
 
 

@@ -17,7 +17,15 @@ from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
 from tests.fixtures.captures import Capture
 from tests.fixtures.databases import create_database
-from tests.fixtures.plain import check_equal, commit_each, drop_slot, foreign_transaction, lsn_of, plain_route
+from tests.fixtures.plain import (
+    check_equal,
+    commit_each,
+    drop_slot,
+    foreign_transaction,
+    lsn_of,
+    plain_route,
+    watermark,
+)
 from tests.fixtures.roles import SOURCE_ROLE
 from tests.fixtures.route import Route
 from tests.fixtures.two_phase import decide, n_prepared, write_prepared
@@ -127,6 +135,39 @@ def test_f14_relaxed_a_standby_that_lacks_what_passed_the_watermark_is_refused(
     assert target_db.rows("SELECT v FROM item WHERE id = 1") == [(1,)]
     _check_refused(start_daemon(route, settings=settings), "now on timeline 2, left it at", "the publisher lost")
     assert (_count(target_db), target_db.rows("SELECT v FROM item WHERE id = 1")) == (20, [(1,)])
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_f14_a_slot_put_where_the_target_is_proves_nothing(
+    own_servers: OwnServers, target_db: Database, new_slot: Callable[[Route], None], start_daemon: StartDaemon
+) -> None:
+    """A slot made again on a promoted standby that lacked transactions, and moved past others of its own: exit 3."""
+    primary, standby = own_servers("primary"), own_servers("standby")
+    plain = plain_route(create_database(primary, "source"), target_db, new_slot)
+    primary.stop()
+    _standby_of(primary, standby)
+    hosts = make_conninfo(
+        host="127.0.0.1,127.0.0.1", port=f"{primary.port},{standby.port}", dbname="source", user=SOURCE_ROLE,
+        target_session_attrs="read-write",
+    )  # fmt: skip
+    route = Route(source=plain.source, target=target_db, slot=plain.slot, settings=plain.settings, source_dsn=hosts)
+    daemon = start_daemon(route)
+    commit_each(plain.source, 1, 1)
+    daemon.wait_caught_up()
+    standby.stop()
+    commit_each(plain.source, 2, 20)
+    daemon.wait_caught_up()
+    daemon.stop()
+    low_lsn = format_lsn(watermark(route))
+    primary.kill()
+    standby.start()
+    standby.execute("SELECT pg_promote(true, 60)")
+    standby.execute(f"SELECT pg_drop_replication_slot('{route.slot}')", dbname="source")
+    standby.execute(f"SELECT pg_create_logical_replication_slot('{route.slot}', 'pgoutput')", dbname="source")
+    standby.execute("INSERT INTO evt SELECT -n FROM generate_series(1, 1000) AS n", dbname="source")
+    standby.execute(f"SELECT pg_replication_slot_advance('{route.slot}', '{low_lsn}')", dbname="source")
+    _check_refused(start_daemon(route), "now on timeline 2, left it at", "the publisher lost")
+    assert _count(target_db) == 20
 
 
 @pytest.mark.parametrize("outcome", ["lost", "kept", "continued"])

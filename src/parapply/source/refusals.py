@@ -47,6 +47,7 @@ class KnownPosition(msgspec.Struct, frozen=True, kw_only=True):
     low_lsn: int  # the permanent watermark
     high_lsn: int  # nothing of after it is recorded, prepared or copied here; it may be above the watermark
     confirmed_flush_lsn: int = 0  # the last but one report at the earliest; the watermark may be reported since
+    source_started_us: int | None = None  # start of the server that was last known to have all; None: not known
 
 
 async def check(  # noqa: PLR0913
@@ -254,10 +255,12 @@ def _check_switch(facts: SourceFacts, known: KnownPosition, history: Mapping[int
 
     A walsender outlives the promotion of its server and a standby's change to a new primary, after which it sends the
     newer timeline, and the record may still name the older one. The slot says so: what was reported last lies beyond
-    the switch there. A slot that came from a primary, or was made since, has not been told that very position.
+    the switch there. A slot that came from a primary has not been told that very position. One that was made since can
+    be put there by hand, so its server must have run ever since it was known to have all.
     """
     left_at = history.get(known.timeline)
-    if left_at is not None and facts.slot is not None and not facts.slot.is_synced:
+    is_same_server = facts.started_us == known.source_started_us
+    if left_at is not None and is_same_server and facts.slot is not None and not facts.slot.is_synced:
         confirmed = facts.slot.confirmed_flush_lsn or 0
         if confirmed > left_at and confirmed in (known.low_lsn, known.confirmed_flush_lsn):
             return

@@ -47,6 +47,17 @@ def test_only_what_was_written_is_durable() -> None:
     assert not durability.made_durable(200)
 
 
+def test_a_transaction_left_out_at_its_end_is_durable_once_it_is_written() -> None:
+    """No record of a commit says that the watermark is behind it, not even where commits are durable at once."""
+    durability = _made(is_apply_durable=True)
+    state = durability.state
+    state.watermark.low_lsn = 200
+    assert durability.committed(0.0, is_synchronous=False, is_left_out=True)
+    assert state.durable_lsn == _AT_LSN
+    durability.committed(0.1, is_synchronous=False)
+    assert state.durable_lsn == 200
+
+
 def test_a_keepalive_has_us_look_only_where_it_says_more_than_the_commits() -> None:
     """One comes with nearly every commit, which has us look when it is acknowledged; a question always does."""
     durability = _made()

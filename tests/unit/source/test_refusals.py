@@ -104,12 +104,12 @@ def test_a_newer_timeline_is_taken_up_to_its_switch_point() -> None:
 
 
 def test_a_stream_that_outlived_a_promotion_goes_on() -> None:
-    """The slot has the very position that is recorded, beyond the switch, and only this daemon can have reported it.
+    """The slot has the very position that is recorded, beyond the switch, and the server runs since it was read.
 
-    Not so where a primary has reported it, or where the slot is elsewhere.
+    Not so where a primary has reported it, where the slot is elsewhere, or where it was put there on another server.
     """
-    facts = replace(FACTS, timeline=3)
-    told = replace(KNOWN, low_lsn=120, high_lsn=130, confirmed_flush_lsn=100)
+    facts = replace(FACTS, timeline=3, started_us=7)
+    told = replace(KNOWN, low_lsn=120, high_lsn=130, confirmed_flush_lsn=100, source_started_us=7)
     for lsn, history in ((100, {2: 99}), (120, {2: 99}), (120, {2: 110})):
         check_slot(replace(facts, slot=replace(SLOT, confirmed_flush_lsn=lsn)), "s", told, history)
     for slot, history in (
@@ -119,6 +119,9 @@ def test_a_stream_that_outlived_a_promotion_goes_on() -> None:
     ):
         with pytest.raises(SourceRefused, match="lost"):
             check_slot(replace(facts, slot=slot), "s", told, history)
+    moved = replace(facts, slot=replace(SLOT, confirmed_flush_lsn=120), started_us=8)
+    with pytest.raises(SourceRefused, match="lost"):
+        check_slot(moved, "s", told, {2: 99})
 
 
 def test_a_publisher_whose_wal_ends_before_what_is_recorded_is_refused() -> None:

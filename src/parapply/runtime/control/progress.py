@@ -160,9 +160,13 @@ class Progress:
         """Record a commit that the target has acknowledged."""
         self._last_commit_time_us = job.batch.commit_time_us
         is_synchronous = self._stream.is_synchronous
-        may_run_code = self._batcher.tables.plans.may_be_serial
-        committed_s = job.times.committed_s
-        if self._durability.committed(committed_s, is_synchronous=is_synchronous, may_run_code=may_run_code):
+        is_to_look = self._durability.committed(
+            job.times.committed_s,
+            is_synchronous=is_synchronous,
+            may_run_code=self._batcher.tables.plans.may_be_serial,
+            is_left_out=job.is_left_out,
+        )
+        if is_to_look:
             self._wake.set()
         if is_synchronous:
             self._report_visible()

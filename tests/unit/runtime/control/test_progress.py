@@ -89,7 +89,12 @@ class _Lab:
         self.engine.watermark.low_lsn = lsn
         self.progress.committed(
             cast(
-                "Job", SimpleNamespace(batch=SimpleNamespace(commit_time_us=0), times=SimpleNamespace(committed_s=0.0))
+                "Job",
+                SimpleNamespace(
+                    batch=SimpleNamespace(commit_time_us=0),
+                    times=SimpleNamespace(committed_s=0.0),
+                    is_left_out=False,
+                ),
             )
         )
 
