@@ -57,7 +57,8 @@ class SerialApply:
         while True:
             plans = self._kit.tables.plans_from(resume.plans)
             try:
-                await self._try(job, transaction, plans, resume.attempts)
+                if not await self._try(job, transaction, plans, resume.attempts):
+                    continue
             except (ConflictStop, _Failed, TargetRefused) as stop:
                 await self._session.rollback()
                 self._target.show(WorkerState.RETRYING)
@@ -69,8 +70,8 @@ class SerialApply:
             self._repair.succeeded(job)
             return dict(plans.current)
 
-    async def _try(self, job: SetJob, transaction: Transaction, plans: Plans, attempts: Attempts) -> None:
-        """Apply it once, or skip it, and commit."""
+    async def _try(self, job: SetJob, transaction: Transaction, plans: Plans, attempts: Attempts) -> bool:
+        """Apply it once, or skip it, and commit; return False if a skip was asked for before the commit."""
         conflict_handler = self._conflict_handler
         record = record_at_head(transaction)
         changes = ordered_changes(transaction, plans)
@@ -91,6 +92,9 @@ class SerialApply:
             else:
                 commands = self._kit.builder.in_order(changes)
                 await self._target.execute(job, record, commands)
+            if wanted is None and conflict_handler.skips.find(transaction.commit_lsn, transaction.end_lsn) is not None:
+                await self._session.rollback()
+                return False
             self._target.show(WorkerState.COMMITTING)
             await self._target.end(job, record)
         except StatementFailed as failure:
@@ -98,6 +102,7 @@ class SerialApply:
         conflict_handler.count(job, kept)
         if wanted is not None:
             conflict_handler.skipped(wanted, transaction.xid)
+        return True
 
     async def _judge(
         self, job: SetJob, stop: ConflictStop | _Failed | TargetRefused, transaction: Transaction, attempts: Attempts

@@ -45,7 +45,7 @@ _NO_LOCK: Final = ("53200", "lock.c")
 #: Severities after which a server closes the connection.
 _ENDING: Final = ("FATAL", "PANIC")
 #: See `_is_of_session`.
-_OF_SESSION: Final = frozenset({"25P03", "25P04", "53100", "53200", "53300", "25006"})
+_OF_SESSION: Final = frozenset({"25P03", "25P04", "53000", "53100", "53200", "53300", "58030", "25006"})
 
 #: Row count of a statement whose count is not to be checked, because code on the target may change it.
 ANY_COUNT: Final = -1
@@ -559,8 +559,9 @@ def _failure(result: pq.abc.PGresult, index: int) -> StatementFailed:
 def _is_of_session(sqlstate: str) -> bool:
     """Return whether an error is of the session or the machine, not of the data (then it is never a conflict).
 
-    57P shutdown and crash, 25P03/25P04 session timeouts, 53100/53200/53300 out of disk, memory or connections, 25006
-    read only: the server was demoted under us. Others of the classes 08, 53 and 58 come from code on the target while
-    the session goes on: a trigger, a foreign table whose server is down, temp_file_limit.
+    57P shutdown and crash, 25P03/25P04 session timeouts, 53000/53100/53200/53300 out of file descriptors, disk, memory
+    or connections, 58030 input and output, 25006 read only: the server was demoted under us. Others of the classes 08,
+    53 and 58 come from code on the target while the session goes on: a trigger, a foreign table whose server is down,
+    temp_file_limit.
     """
     return sqlstate[:3] == "57P" or sqlstate in _OF_SESSION
