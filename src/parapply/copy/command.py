@@ -519,7 +519,14 @@ class _Copy:
             if names.get(table.oid, table.full_name) != table.full_name
         }
         emptied = self._options.tables if self._options.truncates else ()
-        again = [name for name in renamed.values() if ".".join(name) in emptied]
+        paused = {row.source_oid for row in known.tables if row.is_paused}
+        again = [
+            name
+            for oid, name in renamed.items()
+            if ".".join(name) in emptied
+            and not self._config.mapping.is_alike(names[oid], name)
+            and (oid in paused or not self._options.resumes)
+        ]
         for oid, name in renamed.items():
             if name not in again:
                 sharing.check_renamed(self._config.mapping, names[oid], name)

@@ -113,9 +113,8 @@ class Connector:
         self._sender_pid = 0
         #: The server that the last stream began on, and when it had started.
         self._server = ("", 0)
-        #: When the server had started that was last known to have all that the target had, and what the state says.
+        #: When the server had started that was last known to have all that the target had.
         self._proved_us = 0
-        self._noted_us = 0
         self._ranges_from_lsn = 0
         self._log = get_logger()
 
@@ -124,7 +123,7 @@ class Connector:
         self._share = share
         if config.target.dsn != self._config.target.dsn:
             # Elsewhere the same numbers are other sessions, and the state is another.
-            self._own_pids, self._noted_us = [], 0
+            self._own_pids = []
         self._config = config
         self._rules = Rules(config.conflict)
         # A range under way was ended on purpose.
@@ -183,9 +182,8 @@ class Connector:
                 self._workers(opener),
                 self._write_daemon(control, source_facts, slot_id, two_phase=two_phase),
             )
-        if self._proved_us != self._noted_us:
+        if self._proved_us and self._proved_us != found.source_started_us:
             await heals.note_source(control, self._config.target.state_schema, slot_id, self._proved_us)
-            self._noted_us = self._proved_us
         self._check_origins([session for _, session in sessions])
         await self._tell_without_table(source)
         self._tell_newer(source=source_facts.server_version_num, target=control.info.server_version)

@@ -77,6 +77,8 @@ class Requests:
         #: Position of the stream when the newest change of the copied tables came into force; None: the copy command
         #: knows of it.
         self._unseen_from_lsn: int | None = self._batcher.taken_lsn
+        #: A large transaction was being taken at the last look, so its end is behind that position.
+        self._was_in_large = False
         #: Changes of the copied tables that were noticed here.
         self._n_changes = self._copied.n_changes
         #: True if the state had open requests at the last look.
@@ -186,8 +188,15 @@ class Requests:
         stands at the copy is no part of that: the snapshot that is made now shows it, its rest is left out then, and
         the command asks again before it writes.
         """
-        if not self._has_news() or (self._batcher.large is not None and not self._admission.stands_at_copy):
+        has_news = self._has_news()
+        if self._batcher.large is not None and not self._admission.stands_at_copy:
+            self._was_in_large = True
             return
+        if self._was_in_large:
+            # Its last piece came after the news, and its commit is still to come.
+            self._was_in_large = False
+            if has_news:
+                self._unseen_from_lsn = self._batcher.taken_lsn
         if self._unseen_from_lsn is None or self._engine.watermark.low_lsn < self._unseen_from_lsn:
             return
         # Tables that change while this is written are for the next time.
