@@ -94,3 +94,16 @@ async def test_a_copy_of_others_leaves_none_under_way(target_db: Database) -> No
         first, second = await state.row(1), await state.row(2)
         assert (first.state, first.is_begun, first.is_late) == (CopyState.WAITING, True, False)
         assert second.state == CopyState.COPYING
+
+
+async def test_a_gap_that_is_met_while_a_copy_begins_stays(target_db: Database) -> None:
+    """The marks of the snapshot do not hide it. The next copy, which has those changes, forgets it."""
+    async with _two_tables(target_db) as state:
+        here = state.conn, "x", state.slot_id
+        await copies.begin(*here, [1], _LSN)
+        await copies.note_gap(*here, _LSN + 1, [])
+        await copies.keep_published(*here, {1: "marks", 2: "marks"})
+        assert [(await state.row(oid)).published_by for oid in (1, 2)] == ["", "marks"]
+        await copies.begin(*here, [1], _LSN)
+        await copies.keep_published(*here, {1: "marks"})
+        assert (await state.row(1)).published_by == "marks"

@@ -126,7 +126,7 @@ async def test_errors_that_code_raises_do_not_end_the_session(target_db: Databas
             with pytest.raises(StatementFailed) as failed:
                 await pipeline.run([Statement(_LENGTH, [b"x"]), raising(code)])
             assert (failed.value.sqlstate, failed.value.statement, pipeline.is_lost) == (code, 1, False)
-    for code in ("53100", "53200", "53300", "57P01", "57P03", "25006"):
+    for code in ("53000", "53100", "53200", "53300", "57P01", "57P03", "58030", "25006"):
         async with _pipeline(target_db.dsn) as pipeline:
             with pytest.raises(TargetLost):
                 await pipeline.run([raising(code)])

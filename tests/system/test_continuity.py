@@ -131,6 +131,7 @@ def test_a_publication_that_was_missing_while_nothing_ran(
     """It is back before any look, and a warning in the stream is the only sign: the state has it before the rows."""
     for database in (source_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    source_db.execute("CREATE SCHEMA parapply; CREATE TABLE parapply.ddl_queue (id int PRIMARY KEY)")
     source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     route = Route(source=source_db, target=target_db, settings=FAST)
     init_route(route)
@@ -144,6 +145,8 @@ def test_a_publication_that_was_missing_while_nothing_ran(
     source_db.execute("INSERT INTO t VALUES (2)")
     ((end_lsn,),) = source_db.rows("SELECT pg_current_wal_lsn()")
     assert start_daemon(route, "--until", end_lsn).exit_code() == 0
+    # Nothing of the publisher's queue of commands is ever copied.
+    assert _waiting(route).keys() == {"t"}
     assert "published" in _waiting(route)["t"]
     assert target_db.rows("SELECT id FROM t") == []
 

@@ -76,7 +76,7 @@ async def make_stage(conn: Connection, table: PublishedTable) -> None:
 
 
 async def insert_staged(conn: Connection, table: PublishedTable, n_rows: int) -> None:
-    """Insert the rows of the temporary table, with the values of the expressions; so many were copied into it.
+    """Insert the rows of the temporary table, of which `n_rows` were copied there, with the values of the expressions.
 
     Raises:
         TargetRefused, TargetLost: a row does not fit, a rule takes rows, or the connection broke.

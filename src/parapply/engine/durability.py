@@ -123,19 +123,17 @@ class Durability:
         self._has_ended = True
         self._until_lsn = self._idle_lsn = received_lsn
 
-    def committed(
-        self, now_s: float, *, is_synchronous: bool, may_run_code: bool = False, is_left_out: bool = False
-    ) -> bool:
+    def committed(self, now_s: float, *, is_synchronous: bool, is_believed: bool = True) -> bool:
         """Take a commit that the target has acknowledged; return whether to look at once.
 
-        Code on the target may have set synchronous_commit to off in its transaction, so such a commit is not believed.
-        The next one without code, which begins after the answer, is flushed with everything before it. Of what was left
-        out no record says that the watermark is behind it.
+        Code on the target may have set synchronous_commit to off in its transaction, and of what was left out no record
+        says that the watermark is behind it, so these are not believed. The next one that is, which begins after the
+        answer, is flushed with everything before it.
         """
         state = self.state
         self._committed_s = now_s
         self._n_commits += 1
-        if self._reporting.is_apply_durable and not (may_run_code or is_left_out):
+        if self._reporting.is_apply_durable and is_believed:
             state.durable_lsn = max(state.durable_lsn, state.watermark.low_lsn)
             self._is_reply_due = True
             # A keep-alive's position may be next.

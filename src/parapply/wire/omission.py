@@ -57,8 +57,6 @@ class Omission:
         #: The same of all relations that transactions in progress have announced, by their xid.
         self._streamed: dict[int, dict[int, _Places]] = {}
         self._n_announced = 0
-        #: Number of the announcement that `_positions` has them from, and of one in progress, by xid and OID.
-        self._numbers: dict[int, int] = {}
 
     def cut(self, transactions: Sequence[Transaction]) -> None:
         """Leave the columns out of transactions, pieces and chunks that nothing else has seen yet.

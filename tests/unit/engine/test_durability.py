@@ -52,7 +52,7 @@ def test_a_transaction_left_out_at_its_end_is_durable_once_it_is_written() -> No
     durability = _made(is_apply_durable=True)
     state = durability.state
     state.watermark.low_lsn = 200
-    assert durability.committed(0.0, is_synchronous=False, is_left_out=True)
+    assert durability.committed(0.0, is_synchronous=False, is_believed=False)
     assert state.durable_lsn == _AT_LSN
     durability.committed(0.1, is_synchronous=False)
     assert state.durable_lsn == 200
@@ -216,7 +216,7 @@ def test_a_commit_is_not_believed_while_code_may_run_in_it() -> None:
     durability = _made(is_apply_durable=True)
     before = durability.state.durable_lsn
     durability.state.watermark.low_lsn = 200
-    assert durability.committed(0.0, is_synchronous=False, may_run_code=True), "an advance follows the first"
+    assert durability.committed(0.0, is_synchronous=False, is_believed=False), "an advance follows the first"
     assert durability.state.durable_lsn == before
     assert not durability.report_is_due(0.05)
     durability.state.watermark.low_lsn = 300

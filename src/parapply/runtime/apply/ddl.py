@@ -81,7 +81,6 @@ class PiecesWithCommands(Pieces):
         """Apply nothing yet; see `Pieces`. The commit LSN is the transaction's."""
         super().__init__(job, session, kit, repair)
         self._piece_repair = repair
-        repair.refresh = self._refresh
         self._commit_lsn = commit_lsn
         self._rules = kit.rules.commands
         #: True once a command has run; from then on tables are looked up in this transaction.
@@ -134,9 +133,9 @@ class PiecesWithCommands(Pieces):
         self._fresh.update(left)
 
     async def _refresh(self, relations: Iterable[Relation]) -> None:
-        """Read the tables of relations as the open transaction has them."""
+        """Read the tables of relations again, as the open transaction has them: no other session sees what it did."""
         if not self._has_run:
-            await self._tables.refresh(relations)
+            await super()._refresh(relations)
             return
         try:
             await self._tables.resolve_inside(relations, self._session.ask)

@@ -406,7 +406,7 @@ class PartApply:
 
 
 def _are_joined(commands: Sequence[Command]) -> bool:
-    plans = [plan for command in commands for plan in (command.plan, *command.others)]
+    plans = [plan for command in commands for plan in command.plans]
     return all(plan.is_joined for plan in plans if plan.lane is Lane.SERIAL)
 
 

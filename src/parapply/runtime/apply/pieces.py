@@ -19,10 +19,10 @@ from parapply.runtime.apply.failure import may_follow_conflict
 from parapply.runtime.apply.transaction import commands_of, found_code
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from parapply.engine.job import LargeJob, PieceQueue, StreamJob
-    from parapply.model import Transaction
+    from parapply.model import Relation, Transaction
     from parapply.plan.table import TablePlan
     from parapply.runtime.apply.repair import PieceRepair
     from parapply.runtime.apply.transaction import WorkerKit
@@ -225,10 +225,13 @@ class Pieces:
                 if self._repair is None:
                     # Code must see every change in commit order, and this transaction has not had its turn.
                     raise CodeFound from failure
-                written = {plan.relation for one in planned.commands for plan in (one.plan, *one.others)}
-                await (self._repair.refresh or self._tables.refresh)(written)
+                await self._refresh({plan.relation for one in planned.commands for plan in one.plans})
             return False
         return True
+
+    async def _refresh(self, relations: Iterable[Relation]) -> None:
+        """Read the target's tables of relations again; raise TargetRefused or TargetLost as `TablePlans.refresh`."""
+        await self._tables.refresh(relations)
 
     async def _execute_rows(self, planned: PlannedPiece) -> None:
         attempts = Attempts(stops_on_error=True)
@@ -243,11 +246,11 @@ class Pieces:
                 self._job.attempts += 1
                 if self._repair is None:
                     raise
-                if await self._repair.learns(failure, commands, attempts):
+                if await self._repair.learns(failure, commands, attempts, self._refresh):
                     continue
                 if may_be_conflict(failure, commands) or may_follow_conflict(failure, commands):
                     await self._repair.settle(planned.piece, changes)
                     return
-                await self._repair.look_at(failure, commands, planned.piece, attempts)
+                await self._repair.look_at(failure, commands, planned.piece, attempts, self._refresh)
             else:
                 return

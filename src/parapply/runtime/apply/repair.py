@@ -63,12 +63,16 @@ class Repair:
         """
         return await self._conflict_handler.keep(self._session, settler)
 
+    async def refresh(self, relations: Iterable[Relation]) -> None:
+        """Read the target's tables of relations again, as other sessions see them; errors as `learns`."""
+        await self._kit.tables.refresh(relations)
+
     async def learns(
         self,
         failure: StatementFailed,
         commands: Sequence[Command],
         attempts: Attempts,
-        refresh: Refresh | None = None,
+        refresh: Refresh,
     ) -> bool:
         """Return whether a wrong row count may be the doing of code that the plans did not know; they know it then.
 
@@ -78,7 +82,7 @@ class Repair:
             failure: of `commands`, which are undone.
             commands: executed row by row.
             attempts: of their transaction or piece.
-            refresh: reads tables; None: as other sessions see them.
+            refresh: reads their tables again.
 
         Raises:
             TargetRefused: a table can no longer be written to.
@@ -92,7 +96,7 @@ class Repair:
             raise TargetLost(f"target: code on it could not be looked for: {error.sqlstate}") from error
         return any(found) and await self._rereads(commands, attempts, refresh)
 
-    async def _rereads(self, commands: Sequence[Command], attempts: Attempts, refresh: Refresh | None) -> bool:
+    async def _rereads(self, commands: Sequence[Command], attempts: Attempts, refresh: Refresh) -> bool:
         """Read the tables of commands again, and return whether that may help: the first time, or if one has changed.
 
         Tables may be altered several times while one transaction is tried.
@@ -101,7 +105,7 @@ class Repair:
             TargetRefused, TargetLost: as `learns`.
         """
         tables = self._kit.tables
-        await (refresh or tables.refresh)({command.plan.relation for command in commands})
+        await refresh({command.plan.relation for command in commands})
         known = tables.plans.known
         has_changed = any(known[one.plan.relation].facts != one.plan.facts for one in commands)
         is_first, attempts.is_refreshed = not attempts.is_refreshed, True
@@ -121,7 +125,7 @@ class Repair:
             ApplyFailed: it makes no sense to.
             TryLater: not now.
         """
-        if await self.may_repeat(failure, commands, attempts):
+        if await self.may_repeat(failure, commands, attempts, self.refresh):
             return
         failed = command_of(failure, commands)
         retried = not attempts.stops_on_error
@@ -133,7 +137,7 @@ class Repair:
         failure: StatementFailed,
         commands: Sequence[Command],
         attempts: Attempts,
-        refresh: Refresh | None = None,
+        refresh: Refresh,
     ) -> bool:
         """Return whether the same may be tried again, when it may; `refresh` is as of `learns`.
 
@@ -217,15 +221,18 @@ class PieceRepair:
         self._end = end
         self._repair = repair
         self._two_phase = kit.two_phase
-        #: Written by `PiecesWithCommands`, as no other session sees the tables as a command has left them.
-        self.refresh: Refresh | None = None
         #: Conflicts settled in it so far.
         self.kept: list[Conflict] = []
 
     async def look_at(
-        self, failure: StatementFailed, commands: Sequence[Command], piece: Transaction, attempts: Attempts
+        self,
+        failure: StatementFailed,
+        commands: Sequence[Command],
+        piece: Transaction,
+        attempts: Attempts,
+        refresh: Refresh,
     ) -> None:
-        """Return when the same piece may be tried again in source order; it is undone.
+        """Return when the same piece may be tried again in source order; it is undone. `refresh` reads tables again.
 
         Raises:
             DataFailed: it makes no sense to.
@@ -233,12 +240,14 @@ class PieceRepair:
         """
         self.check_wanted()
         await self._check_outcome(piece)
-        if not await self._repair.may_repeat(failure, commands, attempts, self.refresh):
+        if not await self._repair.may_repeat(failure, commands, attempts, refresh):
             raise DataFailed(failure, command_of(failure, commands))
 
-    async def learns(self, failure: StatementFailed, commands: Sequence[Command], attempts: Attempts) -> bool:
+    async def learns(
+        self, failure: StatementFailed, commands: Sequence[Command], attempts: Attempts, refresh: Refresh
+    ) -> bool:
         """Do what `Repair.learns` does; the piece is undone."""
-        return await self._repair.learns(failure, commands, attempts, self.refresh)
+        return await self._repair.learns(failure, commands, attempts, refresh)
 
     async def settle(self, piece: Transaction, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep]) -> None:
         """Apply a piece change by change, its conflicts settled; half of it cannot be repeated.

@@ -116,7 +116,7 @@ class SerialApply:
             await self._repair.stopped(job, stop, transaction, attempts)
         elif isinstance(stop, TargetRefused):
             raise stop
-        elif await self._repair.learns(stop.failure, stop.commands, attempts):
+        elif await self._repair.learns(stop.failure, stop.commands, attempts, self._repair.refresh):
             return
         elif not attempts.is_settling and (
             may_be_conflict(stop.failure, stop.commands) or may_follow_conflict(stop.failure, stop.commands)

@@ -163,8 +163,7 @@ class Progress:
         is_to_look = self._durability.committed(
             job.times.committed_s,
             is_synchronous=is_synchronous,
-            may_run_code=self._batcher.tables.plans.may_be_serial,
-            is_left_out=job.is_left_out,
+            is_believed=not (self._batcher.tables.plans.may_be_serial or job.is_left_out),
         )
         if is_to_look:
             self._wake.set()

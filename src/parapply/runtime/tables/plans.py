@@ -324,7 +324,7 @@ class TablePlans:
             TargetRefused, TargetLost: as `resolve`.
         """
         self.is_in_doubt.set()
-        await self.refresh({plan.relation for one in commands for plan in (one.plan, *one.others)})
+        await self.refresh({plan.relation for one in commands for plan in one.plans})
 
     async def _plan_ahead(self, relation: Relation) -> TablePlan | None:
         """Return the plan by the facts read while the stream started, if they fit."""

@@ -127,6 +127,11 @@ class Command(Statement):
         self.plan = plan
         self.others: tuple[TablePlan, ...] = ()
 
+    @property
+    def plans(self) -> tuple[TablePlan, ...]:
+        """Return the plans of all tables that it writes to."""
+        return self.plan, *self.others
+
 
 def code_check(commands: Sequence[Command], role: str) -> list[Command]:
     """Return commands that fail if code unknown to the plans acts on a table; they follow the commands of a batch.
@@ -139,7 +144,7 @@ def code_check(commands: Sequence[Command], role: str) -> list[Command]:
         commands: of the batch; none, if they are none.
         role: session_replication_role of the session.
     """
-    plans = {id(plan): plan for command in commands for plan in (command.plan, *command.others)}
+    plans = {id(plan): plan for command in commands for plan in command.plans}
     facts = [plan.facts for plan in plans.values()]
     unaware = {(one.oid, table_name(one)): one for one in facts if not (one.triggers or one.rules)}
     if not unaware:
