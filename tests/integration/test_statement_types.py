@@ -235,6 +235,12 @@ def test_a_row_is_found_by_a_value_that_its_column_has_rounded(worker: Worker, i
         ("time(1)", "00:00:00.66", "00:00:01"), ("timetz(1)", "00:00:00.66+00", "00:00:01+00"),
         ("interval(1)", "00:00:01.66", "00:00:02"),
         ("interval day to second(0)", "1 day 00:00:00.6", "1 day 00:00:00"), ("numeric(8,2)", "NaN", "1"),
+        ("numeric(8,2)[]", "{1.239,NULL,NaN}", "{99999999.239,NULL,NaN}"), ("numeric(4,-2)[]", "{{1251}}", "{{1351}}"),
+        ("timestamp(0)[]", "{2020-01-01 00:00:00.6}", "{2020-01-01 00:00:01.6}"),
+        ("timestamptz(0)[]", "{2020-01-01 00:00:00.6+00}", "{2020-01-01 00:00:01.6+00}"),
+        ("time(1)[]", "{00:00:00.66}", "{00:00:01}"), ("timetz(1)[]", "{00:00:00.66+00}", "{00:00:01+00}"),
+        ("interval(1)[]", "[2:2]={00:00:01.66}", "{00:00:01.66}"), ("interval hour[]", "{02:03:04}", "{03:00:00}"),
+        ("interval day to second(0)[]", "{1 day 00:00:00.6}", "{1 day 00:00:00}"),
     ]  # fmt: skip
     for number, (type_, sent, other) in enumerate(cases):
         worker.run_text(f"CREATE TABLE t{number}(k {type_} {key}, v int)")

@@ -17,6 +17,13 @@ _NUMERIC: Final = 1700
 _VARCHAR: Final = 1043
 #: Types whose modifier rounds, and the functions that do it.
 _ROUNDING: Final = {1083: "time", 1114: "timestamp", 1184: "timestamptz", 1186: "interval", 1266: "timetz"}
+_NUMERIC_ARRAY: Final = 1231
+_INTERVAL_ARRAY: Final = 1187
+#: Arrays of types of `_ROUNDING`.
+_ROUNDING_ARRAYS: Final = frozenset({1183, 1115, 1185, _INTERVAL_ARRAY, 1270})
+#: The precision of a numeric at most; and as a modifier has it, the one of an interval that does not round.
+_MOST_DIGITS: Final = 1000
+_FULL_PRECISION: Final = 0xFFFF
 #: A modifier that is a length, or a precision, is greater by this number (VARHDRSZ).
 _LENGTH_OFFSET: Final = 4
 
@@ -139,18 +146,32 @@ def _equals(column: ColumnFacts, value: str) -> str:
 def _stored(column: ColumnFacts, value: str) -> str:
     """Return a value as an assignment to the column stores it; a value that it would refuse stays, and equals nothing.
 
-    Not by a cast with the modifier, which cuts texts. Bit strings and char(n) lose nothing that counts.
+    Not by a cast with the modifier, which cuts texts, but for arrays of numbers and times, for whose elements there is
+    nothing else. Bit strings and char(n) lose nothing that counts.
     """
     cast, modifier = f"{value}::{column.type_sql}", column.type_modifier
     if modifier == -1:
         return cast
+    # numeric.c, make_numeric_typmod: the scale is a signed number of eleven bits.
+    scale = ((modifier - _LENGTH_OFFSET) & 0x7FF ^ 0x400) - 0x400
     if column.base_type_oid == _NUMERIC:
-        # numeric.c, make_numeric_typmod: the scale is a signed number of eleven bits.
-        scale = ((modifier - _LENGTH_OFFSET) & 0x7FF ^ 0x400) - 0x400
         return f"pg_catalog.round({cast}, {scale})"
+    if column.base_type_oid == _NUMERIC_ARRAY:
+        return f"{cast}::{column.type_sql}({_MOST_DIGITS}, {scale})"
+    if column.base_type_oid in _ROUNDING_ARRAYS:
+        return f"{cast}::{column.type_sql}({_modifier_sql(column)})"
     if column.base_type_oid == _VARCHAR:
         length = modifier - _LENGTH_OFFSET
         beyond = f"pg_catalog.substr({cast}, {length + 1})"
         return f"(pg_catalog.left({cast}, {length}) OPERATOR(pg_catalog.||) pg_catalog.rtrim({beyond}, ' '))"
     function = _ROUNDING.get(column.base_type_oid)
     return f'pg_catalog."{function}"({cast}, {modifier})' if function else cast
+
+
+def _modifier_sql(column: ColumnFacts) -> str:
+    """Return a modifier of a time as it is written behind the name of a type."""
+    if column.base_type_oid != _INTERVAL_ARRAY:
+        return f"{column.type_modifier}"
+    # timestamp.c, intervaltypmodin: the fields, and the precision where there is one.
+    fields, precision = divmod(column.type_modifier, _FULL_PRECISION + 1)
+    return f"{fields}" if precision == _FULL_PRECISION else f"{fields}, {precision}"
