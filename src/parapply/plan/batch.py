@@ -12,6 +12,7 @@ from parapply.model import Relation, Transaction
 from parapply.plan.foreign_keys import can_order, overlaps_itself
 from parapply.plan.steps import OrderedStep, Step, TablesStep, TruncateStep, is_serial, ordered_changes, truncate_step
 from parapply.plan.table_changes import NetSegment, NotASet, TableChanges
+from parapply.plan.values import claims_unknown
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, MARK_AT, RELATION_AT, TRUNCATE, malformed
 
 if TYPE_CHECKING:
@@ -255,6 +256,9 @@ class Batch:
 
     def close(self) -> None:
         """Settle what only the whole batch shows; nothing is added afterwards."""
+        for changes in self.table_changes:
+            if changes.plan.keeps_written_over and claims_unknown(changes):
+                changes.is_whole_table = True
         self.has_foreign_keys = any(changes.plan.foreign_keys for changes in self.table_changes)
         if self.has_foreign_keys and not all(can_order(step) for step in self.steps if isinstance(step, TablesStep)):
             self.is_suspect = True
@@ -361,8 +365,8 @@ class Batch:
     def _table(self, relation_oid: int, plan: TablePlan) -> TableChanges:
         """Return the changes of a target table in the current step.
 
-        Several published relations can map to one target table (partitions): they share one lane, in source order,
-        and each change of relation continues with the other's plan.
+        Several published relations can map to one target table (partitions): each change of relation continues with
+        the other's plan.
         """
         rows_oid = plan.rows_oid
         step = self._step_of(rows_oid)

@@ -253,7 +253,6 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
     #: Transactions commit in any order, and values of rows that a batch writes and then changes or deletes also meet
     #: others: the batch may be repeated row by row when a later one has committed.
     keeps_written_over: bool = False
-    is_shared: bool = False  # several published relations map to this target table: one lane in source order
     #: Columns that are not sent. `facts` describe keys without them: within these rows they distinguish nothing.
     constants: tuple[Constant, ...] = ()
     #: Columns with the values of expressions, by wire position.

@@ -438,7 +438,7 @@ class TableChanges:
         #: Their rows: before and after. Values of other keys are read from there.
         self.moved_rows: list[tuple[Row, Row]] = []
         #: Other batches that touch the table depend on this one whatever their keys. Once true it stays true: an
-        #: earlier plan of the batch may have been wider than the last.
+        #: earlier plan of the batch may have been wider than the last. Also written by the batch when it is closed.
         self.is_whole_table = False
         #: Keys that an earlier batch in flight holds too: their changes are applied when that one has committed, the
         #: others at once. Written when the batch is closed, and only if `can_split`.
@@ -565,7 +565,7 @@ class TableChanges:
         segment: Segment
         # Without columns a set of rows has no length (trap T-67).
         is_by_row = plan.lane is not Lane.SET or not plan.columns
-        if is_by_row or plan.is_table_exclusive or plan.is_shared:
+        if is_by_row or plan.is_table_exclusive:
             self.is_whole_table = True
         if is_by_row:
             segment = RowSegment(plan)
@@ -589,7 +589,8 @@ def _form(plan: TablePlan) -> tuple[object, ...]:
     """Return the form of a plan's keys and values: two plans are compared only if their forms are equal."""
     # With positions, because one batch's values are read by the other's plan, and a name is of one schema only.
     unique = [(key.name, key.positions, key.equalities, key.is_nulls_distinct) for key in plan.unique_keys]
-    return key_form(plan), tuple(unique)
+    foreign = [(key.name, key.positions, key.equalities) for key in plan.foreign_keys]
+    return key_form(plan), unique, foreign
 
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from parapply.plan.keys import key_reader, value_reader
 from parapply.plan.table import Equality
 from parapply.plan.table_changes import NET_DELETE, NET_INSERT, NET_REPLACE, NET_UPDATE, InsertSegment, NetSegment
-from parapply.wire.rows import values_of
+from parapply.wire.rows import UNCHANGED, value_at, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -68,6 +68,26 @@ def note_freed(later: TableChanges, earlier: TableChanges, keys: Iterable[Key]) 
             rows += [segment.net[key][1] for key in keys if key in segment.net and segment.net[key][0] in _WRITES]
     for unique in later.plan.unique_keys:
         held(later, unique).update(_values(_unique_reader(unique), rows))
+
+
+def claims_unknown(changes: TableChanges) -> bool:
+    """Return whether a row gets a value of a unique or foreign key of which only some columns were sent (trap T-41)."""
+    plan = changes.plan
+    wanted = [*[key.positions for key in plan.unique_keys], *[key.positions for key in plan.foreign_keys]]
+    wanted = [positions for positions in wanted if len(positions) > 1]
+    if not wanted:
+        return False
+    rows: list[KeptRow] = [row for _, row in changes.moved_rows]
+    for segment in changes.segments:
+        if isinstance(segment, NetSegment) and segment.has_unchanged:
+            rows += [row for effect, row in segment.net.values() if effect == NET_UPDATE]
+            rows += segment.written_over or ()
+    return any(_is_partial(row, positions) for positions in wanted for row in rows)
+
+
+def _is_partial(row: KeptRow, positions: tuple[int, ...]) -> bool:
+    n_unchanged = [value_at(row, position) for position in positions].count(UNCHANGED)
+    return 0 < n_unchanged < len(positions)
 
 
 def frees_late(changes: TableChanges) -> bool:
@@ -125,22 +145,22 @@ def exclusive(changes: TableChanges, foreign: ForeignKey) -> set[Key] | None:
 def _exclusive(changes: TableChanges, foreign: ForeignKey) -> set[Key] | None:
     if changes.is_whole_table:
         return None
-    plan = changes.plan
-    of = parent_reader(plan, foreign)
-    if of is None:
-        return None
-    is_key = refers_to_key(plan, foreign)
+    is_key = refers_to_key(changes.plan, foreign)
     if not is_key and _removed(changes):
         return None
-    rows: list[KeptRow] = []
+    found: set[Key] = set()
     for segment in changes.segments:
+        # Their columns may have other places in each: the table was announced again.
+        of = parent_reader(segment.plan, foreign)
+        if of is None:
+            return None
         if isinstance(segment, NetSegment):
-            rows += [row for effect, row in segment.net.values() if effect != NET_UPDATE or not is_key]
+            found |= _values(of, [row for effect, row in segment.net.values() if effect != NET_UPDATE or not is_key])
         elif isinstance(segment, InsertSegment):
-            rows += segment.rows
-    for old, row in changes.moved_rows:
-        rows += (old, row)
-    return _values(of, rows)
+            found |= _values(of, segment.rows)
+        else:
+            found |= _values(of, [row for move in segment.moves for row in move])
+    return found
 
 
 def parent_reader(plan: TablePlan, foreign: ForeignKey) -> ValueOf | None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from parapply.model import Transaction
 from parapply.plan.batch import Batch
 from parapply.plan.scheduler import Overlap, Scheduler, Wait, overlaps
-from parapply.plan.table import Equality, Plans, UniqueKey
+from parapply.plan.table import Equality, ForeignKey, Plans, UniqueKey
 from parapply.plan.table_changes import NetSegment
 from parapply.vocabulary import WaitKind
 from tests import build
@@ -114,7 +114,8 @@ def test_keys_of_another_form_take_the_table(*, is_first: bool) -> None:
     as_bytes = replace(plan, columns=(replace(plan.columns[0], equality=Equality.BYTES), *plan.columns[1:]))
     other_key = replace(plan, facts=replace(plan.facts, key_columns=("a",)), key_positions=(1,))
     places = [replace(plan, unique_keys=(_unique_at(position),)) for position in (1, 2)]
-    for one, other in ((plan, as_bytes), (plan, other_key), places):
+    references = [replace(plan, foreign_keys=(_foreign_at(position),)) for position in (1, 2)]
+    for one, other in ((plan, as_bytes), (plan, other_key), places, references):
         first, second = (other, one) if is_first else (one, other)
         _check_waits(batch_of(1, first, b"1"), batch_of(2, second, b"1"), "table")
 
@@ -124,6 +125,61 @@ def _unique_at(position: int) -> UniqueKey:
     return UniqueKey(
         name="u", positions=(position,), equalities=(Equality.BYTES,), is_nulls_distinct=True, is_old_sent=False
     )
+
+
+def _foreign_at(*positions: int) -> ForeignKey:
+    """Return a foreign key of one name to the key of PLAIN and more, on any columns."""
+    return ForeignKey(
+        name="f",
+        positions=positions,
+        parent_oid=PLAIN.facts.oid,
+        parent_columns=("k0", "a")[: len(positions)],
+        equalities=(Equality.BYTES,) * len(positions),
+        is_old_sent=False,
+        is_enforced=True,
+        is_cascading=False,
+    )
+
+
+def test_parents_are_read_by_the_columns_they_were_announced_with() -> None:
+    """A child waits for its parent also where the parent's columns have other places since, in the same batch."""
+    child = replace(PAIR.plan(0), foreign_keys=(_foreign_at(0),))
+    for first, second in ((0, 1), (1, 0)):
+        parents = batch_of(1, PLAIN.plan(first), b"1")
+        again = PLAIN.plan(second)
+        fill(parents, replace(again, relation=replace(again.relation, oid=99)), b"2")
+        for key, n_waits in ((b"1", 1), (b"2", 1), (b"3", 0), (b"v", 0)):
+            found = overlaps(parents, batch_of(2, child, key))
+            assert [overlap.wait.kind for overlap in found] == [WaitKind.FOREIGN_KEY] * n_waits
+
+
+@pytest.mark.parametrize("is_relaxed", [False, True])
+@pytest.mark.parametrize("is_moved", [False, True])
+@pytest.mark.parametrize("kind", ["unique", "foreign"])
+def test_a_value_sent_in_part_takes_the_table_where_any_order_goes(
+    kind: str, *, is_moved: bool, is_relaxed: bool
+) -> None:
+    """Unchanged TOAST beside a new value may be the value of any other row, or parent, that is not committed (T-41).
+
+    Of no interest is one of which nothing was sent, or all of it.
+    """
+    unique = replace(_unique_at(1), positions=(1, 2), equalities=(Equality.BYTES,) * 2)
+    keys = {"unique_keys": (unique,)} if kind == "unique" else {"foreign_keys": (_foreign_at(1, 2),)}
+    plan = replace(PLAIN.plan(0), keeps_written_over=is_relaxed, **keys)
+    oid, old = plan.relation.oid, build.row(build.text(b"9"), build.null(), build.null())
+    before: build.Before = {"key": old} if is_moved else {}
+    value, other, unchanged = build.text(b"v"), build.text(b"w"), build.unchanged()
+    for cells, is_whole in (((value, unchanged), True), ((value, other), False), ((unchanged, unchanged), False)):
+        row = build.row(build.text(b"1"), *cells)
+        batch = _batch(1, plan, build.update(row, oid=oid, **before))
+        batch.close()
+        (changes,) = batch.table_changes
+        assert changes.is_whole_table is (is_whole and is_relaxed)
+    # Also where the batch itself goes on to other values.
+    updates = [build.update(build.row(build.text(b"1"), value, cell), oid=oid) for cell in (unchanged, other)]
+    batch = _batch(1, plan, *updates)
+    batch.close()
+    assert batch.table_changes[0].is_whole_table is is_relaxed
 
 
 @pytest.mark.parametrize("is_relaxed", [False, True])
@@ -158,11 +214,10 @@ def _batch(seq: int, plan: TablePlan, *messages: bytes) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize("change", ["is_shared", "is_table_exclusive"])
 @pytest.mark.parametrize("is_first", [False, True])
-def test_one_wide_batch_makes_both_wait(*, change: str, is_first: bool) -> None:
-    """A table that is shared or exclusive for one of two batches is taken whole, whatever their keys."""
-    wide = replace(PLAIN.plan(0), **{change: True})
+def test_one_wide_batch_makes_both_wait(*, is_first: bool) -> None:
+    """A table that is exclusive for one of two batches is taken whole, whatever their keys."""
+    wide = replace(PLAIN.plan(0), is_table_exclusive=True)
     plans = (wide, PLAIN.plan(0)) if is_first else (PLAIN.plan(0), wide)
     _check_waits(batch_of(1, plans[0], b"1"), batch_of(2, plans[1], b"2"), "table")
     _check_waits(batch_of(1, plans[0], b"1"), batch_of(2, plans[1], b"1"), "table")

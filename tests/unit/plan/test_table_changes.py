@@ -217,10 +217,9 @@ def test_another_plan_starts_another_segment() -> None:
     [
         replace(PLAIN.plan(0), lane=Lane.ROW),
         replace(PLAIN.plan(0), is_table_exclusive=True),
-        replace(PLAIN.plan(0), is_shared=True),
         replace(PLAIN.plan(0), facts=replace(PLAIN.facts, key_columns=("a",))),
     ],
-    ids=["row", "exclusive", "shared", "other key"],
+    ids=["row", "exclusive", "other key"],
 )
 def test_one_wide_plan_makes_the_batch_wide(*, wide: TablePlan, is_last: bool) -> None:
     """A batch that touched the table by a wide plan is wide, whichever plan came last."""
