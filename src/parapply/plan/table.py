@@ -141,6 +141,10 @@ class UniqueKey(msgspec.Struct, frozen=True, kw_only=True):
     is_old_sent: bool  # the old row of every update and delete holds the value that is freed
 
 
+#: Columns of rows whose old and new values one statement can have.
+_MOST_WHOLE = 800
+
+
 def table_name(facts: TableFacts) -> str:
     """Return the table's quoted name with its schema, without ONLY."""
     return _qualified(facts.schema, facts.name)
@@ -282,11 +286,13 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
 
         Not where each row has to be asked for by itself: who wrote it last, whether a trigger has vetoed the change,
         whether an ALWAYS identity column would change (trap T-50), whether its parent has taken it along (T-25).
+        Nor where old and new values are more than PostgreSQL has in one list (1664, MaxTupleAttributeNumber).
         """
         return (
             self.is_full
             and self.can_update
             and self.lane is Lane.SET
+            and len(self.columns) <= _MOST_WHOLE
             and not self.checks_origin
             and not self.facts.triggers
             and not any(foreign.is_enforced for foreign in self.foreign_keys)

@@ -211,6 +211,16 @@ def test_without_an_index_a_few_rows_are_looked_for_one_by_one() -> None:
     assert net_rows(_segment(deletes[:1])) is not None
 
 
+@pytest.mark.parametrize(("n_columns", "is_set"), [(800, True), (801, False), (1600, False)])
+def test_sets_have_room_for_all_columns_twice(n_columns: int, *, is_set: bool) -> None:
+    """A list of the server has 1,664 columns at most, old values and new ones: wider rows change one by one (T-45)."""
+    names = [f"c{number}" for number in range(n_columns)]
+    plan = match(
+        relation(*[sent(name, is_key=True) for name in names], identity="f"), table([column(name) for name in names])
+    )
+    assert plan.nets_whole_rows is is_set
+
+
 @pytest.mark.parametrize("is_unique", [False, True])
 @pytest.mark.parametrize(("type_", "expected"), [("int4", ["2", "9", "10"]), ("text", ["10", "2", "9"])])
 def test_rows_come_in_the_order_of_an_index(type_: str, expected: list[str], *, is_unique: bool) -> None:
