@@ -294,6 +294,8 @@ cdef inline list join_columns(list rows, tuple positions, tuple type_oids, Py_ss
             else:
                 for index in range(n_positions):
                     one = (<list> row)[positions[index]]
+                    if one is None:
+                        raise TypeError("a value was not sent")
                     _add_size(&outputs[index], _length_of(<const unsigned char *> PyBytes_AS_STRING(one)))
         for index in range(n_positions):
             one = PyBytes_FromStringAndSize(NULL, outputs[index].size)

@@ -101,6 +101,12 @@ def test_columns_are_the_values_joined(
     assert columns_of(mixed, positions, (TEXT_OID,) * len(positions), 3) == expected
 
 
+def test_a_value_that_was_not_sent_is_no_parameter() -> None:
+    """A list without a value makes an error in both twins, and no array of whatever is in memory."""
+    with pytest.raises(TypeError):
+        columns_of([[wire(b"1"), UNCHANGED]], (0, 1), (TEXT_OID,) * 2, 2)
+
+
 @pytest.mark.parametrize("order", ["reversed", "rotated", "second last"])
 @pytest.mark.parametrize("n_columns", [8, 9, 10, 16])
 def test_keys_of_many_columns_are_whole(n_columns: int, order: str) -> None:

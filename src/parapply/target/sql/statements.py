@@ -658,6 +658,7 @@ def counted(prepared: Sql) -> Sql:
     Args:
         prepared: a set form, or a row form other than TRUNCATE; a table with rules refuses it (0A000).
     """
+    assert prepared.name, "sessions keep what is made of it by its name"
     # A SELECT stands where nothing can be set; its rows are those found.
     returning = b"" if prepared.text.startswith((b"SELECT ", b"WITH ")) else b" RETURNING 1"
     number = prepared.n_parameters + 1

@@ -11,7 +11,7 @@ from parapply.errors import TargetRefused
 from parapply.plan.table import ColumnFacts, Equality, Input, Replacement
 from parapply.quoting import identifier
 from parapply.target.catalogue.match import match
-from parapply.target.sql.statements import Sql, Statements, truncate
+from parapply.target.sql.statements import Sql, Statements, counted, truncate
 from tests.unit.plans import column, relation, sent, table
 
 COLUMNS = [column("id"), column("v", "text"), column("n", "numeric")]
@@ -178,6 +178,8 @@ def test_misuse_is_refused() -> None:
     insert_only = statements(COLUMNS, [])
     with pytest.raises(TargetRefused, match="neither"):
         insert_only.row_update((0,))
+    with pytest.raises(AssertionError, match="by its name"):
+        counted(insert_only.few_insert(1))
 
 
 def test_moved_identity_key_is_refused() -> None:
