@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,8 @@ from tests.fixtures.plain import FAST, check_equal
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
@@ -161,6 +164,25 @@ def test_keys_that_are_not_equal_alike_are_copied_again(large: Route, run_comman
     assert done.returncode == 0, done.stderr
     assert "its key is no longer one that both ends compare alike" in done.stdout
     check_equal(large, "large")
+
+
+def test_a_slot_is_not_dropped_below_a_copy(large: Route, run_command: RunCommand, tmp_path: Path) -> None:
+    """The copy would go on, and put its next parts beside the rows of a copy that is begun then."""
+    for database in (large.source, large.target):
+        database.execute("ALTER TABLE large DROP CONSTRAINT large_pkey")
+    environ = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_PART}:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
+    held = tmp_path / f"{failpoints.COPY_PART}.held"
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(run_command, large, "init", "--copy", "--connections", "1", environ=environ)
+        while not held.exists():
+            assert not wait([copying], timeout=0.05).done, copying.result()
+        refused = run_command(large, "drop", "--yes")
+        held.unlink()
+        assert copying.result().returncode == 0, copying.result()
+    assert (refused.returncode, "another parapply holds the lease" in refused.stderr) == (4, True), refused
+    assert large.target.rows("SELECT count(*) FROM large") == large.source.rows("SELECT count(*) FROM large")
+    dropped = run_command(large, "drop", "--yes")
+    assert dropped.returncode == 0, dropped.stderr
 
 
 def _index(route: Route) -> None:

@@ -59,7 +59,7 @@ async def new_slot(source: slot.Connection, name: str) -> AsyncIterator[None]:
 def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command line passes it by position
     """Remove the slot and its state, and the state schema when no slot is left in it; ask first.
 
-    Raise SlotBusy if a process reads the slot, LeaseHeld if a daemon runs.
+    Raise SlotBusy if a process reads the slot, LeaseHeld if a daemon or a copy runs.
     """
     asyncio.run(drop_one(config, assume_yes=assume_yes))
 
@@ -115,10 +115,8 @@ async def drop_one(config: Config, *, assume_yes: bool = True) -> bool:
         ):
             raise ParapplyError("nothing was dropped", hint="answer y, or give --yes")
         if found:
-            # A daemon that still runs would go on applying without a record.
-            await lease.take_lease(ends.target, found.slot_id, 0)
-            # Nor may a session of one that was killed prepare anything from now on.
-            await lease.fence(ends.target, found.slot_id, _say_whom_drop_waits_for)
+            # A daemon or a copy that still runs, or a session of one that was killed, would go on without a record.
+            await lease.take_both(ends.target, found.slot_id, 0, say_whom_it_waits_for)
             await _check_removable(ends.target, schema, found.slot_id, name)
         if facts.slot is not None:
             await slot.drop_slot(ends.source, name)
@@ -187,8 +185,9 @@ async def _check_removable(target: settings.Connection, schema: str, slot_id: in
     await state.check_may_drop(target, schema, slot_id)
 
 
-def _say_whom_drop_waits_for(sessions: Sequence[lease.Holder]) -> None:
-    click.echo(f"target: waiting for the end of {', '.join(map(str, sessions))}")
+def say_whom_it_waits_for(sessions: Sequence[lease.Holder]) -> None:
+    """Report the sessions that a command waits for."""
+    click.echo(lease.awaited(sessions))
 
 
 def wait(config: Config, lsn: int, timeout_s: float) -> None:

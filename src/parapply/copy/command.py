@@ -319,7 +319,7 @@ class _Copy:
         """Copy what is left of tables once the slot keeps less WAL; their copy pauses, and its snapshot is gone."""
         # Without the lock the daemon leaves the changes of these tables out, as after an interruption.
         await lease.release_lease(self._target, found.slot_id, lease.COPY_LOCK_CLASS)
-        await slot_guard.until_free(self._config)
+        await slot_guard.until_free(self._config, found.slot_id)
         known = await copies.load(self._target, self._schema, found.slot_id)
         copied = {row.name for row in known.tables if row.state == CopyState.COPIED}
         if left := [table for table in tables if table.full_name not in copied]:
@@ -434,7 +434,8 @@ class _Copy:
             TargetRefused, TargetLost: it is cut over.
         """
         await lease.take_lease(self._target, slot_id, 0, lock_class=lease.COPY_LOCK_CLASS)
-        await lease.fence(self._target, slot_id, lambda _: None, lock_class=lease.COPY_LOCK_CLASS)
+        say = lifecycle.say_whom_it_waits_for
+        await lease.fence(self._target, slot_id, say, lock_class=lease.COPY_LOCK_CLASS)
         await self.check_not_cut_over(slot_id)
 
     async def check_not_cut_over(self, slot_id: int) -> None:
