@@ -206,6 +206,64 @@ def test_indexes_are_made_again_though_no_part_is_left(large: Route, run_command
     check_equal(large, "large")
 
 
+def test_no_dropped_index_is_forgotten(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """However the table of an interrupted copy leaves the state, its unique index is made again, or a copy will."""
+    for database in (source_db, target_db):
+        database.execute("CREATE TABLE item (id int PRIMARY KEY, v text); CREATE TABLE rest (id int PRIMARY KEY)")
+    role = target_db.target_role
+    target_db.execute("CREATE UNIQUE INDEX by_v ON item (v)")
+    target_db.execute(f"ALTER TABLE item OWNER TO {role}; GRANT CREATE ON SCHEMA public TO {role}")
+    source_db.execute("INSERT INTO item VALUES (1, 'a'); INSERT INTO rest VALUES (1)")
+    source_db.execute("CREATE PUBLICATION pub FOR TABLES IN SCHEMA public")
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    begun = ("init", "--copy", "--defer-indexes")
+    again = ("refresh", "--table", "public.item", "--truncate", "--defer-indexes")
+    is_there = "SELECT to_regclass('by_v') IS NOT NULL"
+
+    def kill(*words: str) -> None:
+        killed = run_command(route, *words, environ={"PARAPPLY_FAILPOINT": f"{failpoints.COPY_PART}:kill"})
+        assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+        assert target_db.rows(is_there) == [(False,)]
+
+    def finish(*words: str) -> None:
+        done = run_command(route, *words)
+        assert done.returncode == 0, done.stderr
+        assert target_db.rows(is_there) == [(True,)], done.stdout
+
+    kill(*begun)
+    # Refused for a row in the way, the state stays.
+    target_db.execute("INSERT INTO item VALUES (8, 'x'), (9, 'x')")
+    refused = run_command(route, "drop", "--yes")
+    assert (refused.returncode, "could not create unique index" in refused.stderr) == (4, True), refused
+    target_db.execute("TRUNCATE item")
+    finish("drop", "--yes")
+    kill(*begun)
+    target_db.execute("ALTER TABLE item RENAME TO moved")
+    told = run_command(route, "drop", "--yes").stderr
+    assert "is not made again, because the table or its column is gone: CREATE UNIQUE INDEX" in told
+    target_db.execute("ALTER TABLE moved RENAME TO item; CREATE UNIQUE INDEX by_v ON item (v)")
+    kill(*begun)
+    source_db.execute("ALTER PUBLICATION pub SET TABLE rest")
+    finish(*begun)
+    source_db.execute("ALTER PUBLICATION pub ADD TABLE item")
+    kill(*again)
+    source_db.execute("ALTER PUBLICATION pub DROP TABLE item")
+    finish("refresh")
+    source_db.execute("ALTER PUBLICATION pub SET TABLES IN SCHEMA public")
+    finish("refresh", "--truncate")
+    kill(*again)
+    source_db.execute("DROP TABLE item")
+    daemon = start_daemon(route)
+    source_db.execute("CREATE TABLE item (id int PRIMARY KEY, v text); INSERT INTO item VALUES (2, 'b')")
+    assert "has dropped indexes" in daemon.wait_for_event("table_waits")["reason"]
+    finish("refresh")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, "item")
+
+
 def test_an_index_whose_name_is_taken_is_missed(large: Route, run_command: RunCommand) -> None:
     """It is made again by its name: another index of that name, made in between, does not stand for it."""
     _index(large)

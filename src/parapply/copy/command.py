@@ -162,7 +162,7 @@ async def go_on(
         raise came_late()
     await copy.check_target(tables, begun=begun)
     unpublished = sorted(left - {table.full_name for table in tables})
-    await copies.forget(ends.target, schema, found.slot_id, unpublished)
+    await copy.forget(found.slot_id, known, unpublished)
     await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=True)
     await copy.copy_later(found, tables, have_run)
     return True
@@ -211,7 +211,7 @@ async def refresh(config: Config, options: CopyOptions) -> None:
         there = {row.name for row in known.tables if not row.is_schema_only}
         gone = sorted(there - {table.full_name for table in published})
         if gone:
-            await copies.forget(ends.target, schema, found.slot_id, gone)
+            await copy.forget(found.slot_id, known, gone)
             names = printable(few([f"{one}.{two}" for one, two in gone]))
             click.echo(f"no longer published, their rows stay: {names}")
         if not tables:
@@ -542,6 +542,13 @@ class _Copy:
             altered = printable(few([".".join(name) for name in found.altered]))
             click.echo(f"warning: {continuity.ALTERED}: {altered}. Hint: {continuity.ALTERED_HINT}")
         return await copies.load(self._target, schema, slot_id) if found.has_changed else known
+
+    async def forget(self, slot_id: int, known: copies.Copies, names: Sequence[Name]) -> None:
+        """Forget tables that are no longer published, and make their indexes that a copy has dropped."""
+        forgotten = set(names)
+        left = [row for row in known.tables if row.name in forgotten]
+        await lifecycle.make_left_indexes(self._config, self._target, left)
+        await copies.forget(self._target, self._schema, slot_id, names)
 
     async def _published(self, facts: slot.SourceFacts) -> list[PublishedTable]:
         """Return the tables to copy from; report which are left out although they are published."""

@@ -18,6 +18,7 @@ from parapply.state_mark import STATE_SCHEMAS_SQL
 from parapply.target.catalogue.facts import look_for_foreign_code, own_table
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.sql.own_rows import own_rows
+from parapply.target.state import indexes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -285,38 +286,15 @@ async def deferrable_indexes(conn: Connection, tables: Sequence[PublishedTable])
     )
     with target_errors("reading the indexes"):
         found = await rows(conn, query, _names(tables))
-    indexes: dict[Name, list[Deferrable]] = {}
-    for schema, table, index_schema, index, make, is_allowed in found:
+    by_table: dict[Name, list[Deferrable]] = {}
+    for schema, table, index_schema, index, definition, is_allowed in found:
         one = Deferrable(
             drop=sql.SQL("DROP INDEX {}").format(sql.Identifier(index_schema, index)).as_string(None),
-            make=_made_again(make),
+            make=indexes.made_again(definition),
             is_allowed=is_allowed,
         )
-        indexes.setdefault((schema, table), []).append(one)
-    return indexes
-
-
-async def makes_of(conn: Connection, table: PublishedTable) -> set[str]:
-    """Return the statements, as `Deferrable.make`, of all indexes that a table has.
-
-    Raises:
-        TargetRefused, TargetLost: the catalogue could not be read.
-    """
-    query = sql.SQL(
-        "SELECT pg_catalog.pg_get_indexdef(indexrelid) FROM pg_catalog.pg_index WHERE indrelid = $1::text::regclass"
-    )
-    with target_errors("reading the indexes"):
-        return {_made_again(make) for (make,) in await rows(conn, query, [_quoted(table)])}
-
-
-def _made_again(make: str) -> str:
-    # An index exists already if it was made again and the copy was interrupted before that was noted.
-    return make.replace(" INDEX ", " INDEX IF NOT EXISTS ", 1)
-
-
-def named(make: str) -> str:
-    """Return how such a statement begins, up to the name of the index."""
-    return make.partition(" ON ")[0]
+        by_table.setdefault((schema, table), []).append(one)
+    return by_table
 
 
 async def check_owned(conn: Connection, tables: Sequence[PublishedTable]) -> None:
@@ -327,9 +305,7 @@ async def check_owned(conn: Connection, tables: Sequence[PublishedTable]) -> Non
     """
     found = await deferrable_indexes(conn, tables)
     names = [
-        f"{schema}.{table}"
-        for (schema, table), indexes in found.items()
-        if not all(index.is_allowed for index in indexes)
+        f"{schema}.{table}" for (schema, table), some in found.items() if not all(index.is_allowed for index in some)
     ]
     if names:
         raise TargetRefused(
@@ -337,15 +313,3 @@ async def check_owned(conn: Connection, tables: Sequence[PublishedTable]) -> Non
             hint="leave out --defer-indexes, or make the role a member of the tables' owner and GRANT CREATE on their"
             " schemas to it",
         )
-
-
-async def run_all(conn: Connection, statements: Sequence[str], doing: str) -> None:
-    """Run statements of ours or of the server's own catalogue, in one transaction.
-
-    Raises:
-        TargetRefused, TargetLost: one failed; nothing was done.
-    """
-    with target_errors(doing):
-        async with conn.transaction():
-            for statement in statements:
-                await conn.execute(statement.encode())
