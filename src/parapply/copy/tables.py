@@ -267,8 +267,8 @@ class Deferrable(msgspec.Struct, frozen=True, kw_only=True):
 async def deferrable_indexes(conn: Connection, tables: Sequence[PublishedTable]) -> dict[Name, list[Deferrable]]:
     """Return the indexes that can be made after the copy, by table; nothing for a table without any.
 
-    Indexes of constraints stay: keys, and indexes that foreign keys refer to. A partitioned table keeps all of its
-    indexes.
+    Indexes of constraints stay: keys, and indexes that foreign keys refer to. So do those with a comment, a tablespace
+    or a statistics target of their own. A partitioned table keeps all of its indexes.
     """
     query = sql.SQL(
         "SELECT w.schema_name, w.table_name, n.nspname, c.relname, pg_catalog.pg_get_indexdef(i.indexrelid),"
@@ -282,6 +282,11 @@ async def deferrable_indexes(conn: Connection, tables: Sequence[PublishedTable])
         " AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend AS d WHERE d.refobjid = i.indexrelid"
         " AND d.refclassid = 'pg_catalog.pg_class'::regclass)"
         " AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS k WHERE k.conindid = i.indexrelid)"
+        # The statement of an index does not have these.
+        " AND c.reltablespace = 0 AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a"
+        " WHERE a.attrelid = i.indexrelid AND a.attstattarget >= 0)"
+        " AND NOT EXISTS (SELECT FROM pg_catalog.pg_description AS o WHERE o.objoid = i.indexrelid"
+        " AND o.classoid = 'pg_catalog.pg_class'::regclass)"
         " ORDER BY 1, 2, 3, 4"
     )
     with target_errors("reading the indexes"):
