@@ -228,8 +228,7 @@ def _shown(names: Sequence[_Name]) -> str:
 
 
 def _wanted(increment: int, value: Value, how: SequenceOptions) -> Value:
-    ahead = how.ahead * increment if value.is_called else 0
-    return Value(last_value=value.last_value + ahead, is_called=value.is_called)
+    return Value(last_value=value.last_value + how.ahead * increment, is_called=value.is_called)
 
 
 def _outcome(
