@@ -24,7 +24,7 @@ from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar, CopyProgress
 from parapply.copy.load import CopyLoad, LoadOptions
-from parapply.copy.published import check_readable, published_tables
+from parapply.copy.published import check_readable, named, published_tables
 from parapply.copy.snapshot import IS_LEFT, came_late, check_commands, check_unchanged
 from parapply.errors import ConfigError, ParapplyError, SlotLost, SourceRefused, TargetRefused
 from parapply.model import covers, format_lsn
@@ -224,12 +224,7 @@ async def refresh(config: Config, options: CopyOptions) -> None:
 def _named(config: Config, texts: Sequence[str], published: Sequence[PublishedTable]) -> list[PublishedTable]:
     """Return published tables by ``schema.table``, each once."""
     config.mapping.check_rows(texts)
-    by_text = {table.text: table for table in published}
-    if missing := [text for text in texts if text not in by_text]:
-        raise SourceRefused(
-            f"not published: {', '.join(missing)}", hint="ALTER PUBLICATION ... ADD TABLE first, and write schema.table"
-        )
-    return [by_text[text] for text in dict.fromkeys(texts)]
+    return named(published, texts, "ALTER PUBLICATION ... ADD TABLE first, and write schema.table")
 
 
 def _check_two_phase(found: slot.SlotFacts | None) -> None:

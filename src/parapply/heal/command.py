@@ -49,7 +49,7 @@ from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar
 from parapply.copy.load import CopyLoad, LoadOptions
-from parapply.copy.published import PublishedTable, check_readable, published_tables
+from parapply.copy.published import PublishedTable, check_readable, named, published_tables
 from parapply.copy.snapshot import check_unchanged
 from parapply.copy.writer import Writers
 from parapply.errors import ParapplyError, SlotLost, SourceRefused, TargetRefused
@@ -249,9 +249,7 @@ class HealRun:
                 f"no heal compares rows whose columns are replaced: {', '.join(replaced)}",
                 hint="`parapply drop`, then `parapply init --copy --truncate` copies all tables again",
             )
-        by_text = {table.text for table in published}
-        if missing := [text for text in self._options.whole if text not in by_text]:
-            raise SourceRefused(f"not published: {', '.join(missing)}", hint="write schema.table")
+        named(published, self._options.whole, "write schema.table")
         await check_readable(self._source, published)
         known = await copies.load(self._target, self._schema, self._slot_id)
         rows = {row.source_oid: row for row in known.tables}
