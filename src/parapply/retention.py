@@ -29,6 +29,8 @@ from parapply.target.state import slots as state
 from parapply.vocabulary import DaemonState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from parapply.config import Config, SourceConfig
 
 #: Seconds for the publisher to notice that the stream was closed, and for the target to end the leader's session.
@@ -68,10 +70,10 @@ async def look(conn: slot.Connection, slot_name: str) -> tuple[slot.SlotFacts | 
     return await slot.read_slot(conn, slot_name), flush_lsn
 
 
-async def give_up(config: Config) -> SlotGone | None:
+async def give_up(config: Config, on_wait: Callable[[Sequence[lease.Holder]], None]) -> SlotGone | None:
     """Drop the slot if it still keeps more WAL than the limit, and return the error that says what is lost.
 
-    The caller has closed its sessions, and holds no lock of the slot.
+    The caller has closed its sessions, and holds no lock of the slot; `on_wait` gets the sessions that are waited for.
 
     Returns:
         None: it keeps less by now, or is not the slot that the target follows; it stays.
@@ -88,7 +90,7 @@ async def give_up(config: Config) -> SlotGone | None:
         if found is None or limit.action != "drop_slot":
             return None
         await lease.take_lease(ends.target, found.slot_id, _RELEASE_S)
-        await lease.fence(ends.target, found.slot_id, lambda _: None)
+        await lease.fence(ends.target, found.slot_id, on_wait)
         await cutovers.check_may_write(ends.target, schema, found.slot_id, name)
         facts = await _when_idle(ends.source, name)
         # Only now, because the last session of the daemon may have applied and reported more.

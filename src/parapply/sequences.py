@@ -109,8 +109,8 @@ async def _lock(target: Connection) -> None:
 
 
 async def _carry(ends: Connections, how: SequenceOptions) -> list[SequenceOutcome]:
-    here = await _source_sequences(ends.source)
-    found: list[SequenceOutcome] = []
+    here, unreadable = await _source_sequences(ends.source)
+    found = [_refused(name, "source: a standby does not read an unlogged sequence") for name in unreadable]
     names = list(here)
     for first in range(0, len(names), _AT_ONCE):
         some = names[first : first + _AT_ONCE]
@@ -122,7 +122,7 @@ async def _carry(ends: Connections, how: SequenceOptions) -> list[SequenceOutcom
             steps = {name: None if how.is_exact else here[name][0] for name in moved}
             done = await _for_all_or_each(moved, partial(_set, ends.target, wanted, steps))
             outcomes |= {
-                name: _refused(name, error) for name, error in done.items() if isinstance(error, TargetRefused)
+                name: _refused(name, str(error)) for name, error in done.items() if isinstance(error, TargetRefused)
             }
             for name in set(moved) - done.keys():
                 was = outcomes[name]
@@ -147,17 +147,20 @@ async def _for_all_or_each(
         return found
 
 
-async def _source_sequences(conn: slot.Connection) -> dict[_Name, tuple[int, Value]]:
+async def _source_sequences(conn: slot.Connection) -> tuple[dict[_Name, tuple[int, Value]], list[_Name]]:
+    """Return increments and values, and the sequences that cannot be read."""
     # Sequences that number the rows of parapply's tables are left out, because each side counts independently.
     listed = sql.SQL(
-        "SELECT n.nspname, c.relname, s.seqincrement FROM pg_catalog.pg_sequence AS s"
+        "SELECT n.nspname, c.relname, s.seqincrement, c.relpersistence = 'u' AND pg_catalog.pg_is_in_recovery()"
+        " FROM pg_catalog.pg_sequence AS s"
         " JOIN pg_catalog.pg_class AS c ON c.oid = s.seqrelid AND c.relpersistence <> 't'"
         " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
         " WHERE n.nspname NOT IN (SELECT schema_name FROM {} AS own UNION ALL SELECT {}) ORDER BY 1, 2"
     ).format(sql.SQL(STATE_SCHEMAS_SQL), sql.Literal(QUEUE[0]))
     found: dict[_Name, tuple[int, Value]] = {}
     with source_errors("reading the sequences"):
-        names = await (await conn.execute(listed)).fetchall()
+        every = await (await conn.execute(listed)).fetchall()
+        names = [(schema, name, increment) for schema, name, increment, is_unreadable in every if not is_unreadable]
         for first in range(0, len(names), _AT_ONCE):
             some = names[first : first + _AT_ONCE]
             query = sql.SQL(" UNION ALL ").join(
@@ -171,7 +174,7 @@ async def _source_sequences(conn: slot.Connection) -> dict[_Name, tuple[int, Val
             for number, last_value, is_called in await (await conn.execute(query)).fetchall():
                 schema, name, increment = some[number]
                 found[schema, name] = (increment, Value(last_value=last_value, is_called=is_called))
-    return found
+    return found, [(schema, name) for schema, name, _, is_unreadable in every if is_unreadable]
 
 
 async def _target_values(conn: Connection, names: Sequence[_Name]) -> dict[_Name, Value]:
@@ -228,8 +231,7 @@ def _shown(names: Sequence[_Name]) -> str:
 
 
 def _wanted(increment: int, value: Value, how: SequenceOptions) -> Value:
-    ahead = how.ahead * increment if value.is_called else 0
-    return Value(last_value=value.last_value + ahead, is_called=value.is_called)
+    return Value(last_value=value.last_value + how.ahead * increment, is_called=value.is_called)
 
 
 def _outcome(
@@ -237,7 +239,7 @@ def _outcome(
 ) -> SequenceOutcome:
     """Return what is to be done with a sequence that has this value on the target."""
     if isinstance(before, TargetRefused):
-        return _refused(name, before)
+        return _refused(name, str(before))
     kind, after, reason = "moved", wanted if before is not None else None, ""
     if before is None:
         kind, reason = "missing", "there is no such sequence on the target"
@@ -250,8 +252,8 @@ def _outcome(
     )
 
 
-def _refused(name: _Name, error: TargetRefused) -> SequenceOutcome:
+def _refused(name: _Name, reason: str) -> SequenceOutcome:
     schema, sequence = name
     return SequenceOutcome(
-        schema_name=schema, sequence_name=sequence, before=None, after=None, outcome="refused", reason=str(error)
+        schema_name=schema, sequence_name=sequence, before=None, after=None, outcome="refused", reason=reason
     )

@@ -86,6 +86,23 @@ async def test_a_table_is_written_by_what_it_is(target_db: Database) -> None:
         assert (await state.row(3)).state == CopyState.WAITING
 
 
+async def test_dropped_indexes_are_known_by_the_next_table_of_the_name(target_db: Database) -> None:
+    """Nothing else knows of them: a table made again, or renamed to the name of one that is gone, is to have them."""
+    async with _two_tables(target_db) as state:
+        here = state.conn, "x", state.slot_id
+        await copies.keep_indexes(*here, 1, ["of a"])
+        await copies.keep_indexes(*here, 2, ["of b"])
+        # Announced by the stream under its name: no table of the state has another one by now.
+        await copies.rename(*here, {3: _A})
+        await copies.settle(*here, _A, 3, "it existed before it was published")
+        assert (await state.row(3)).indexes == ("of a",)
+        await copies.rename(*here, {2: _A})
+        assert (await state.row(2)).indexes == ("of b", "of a")
+        # A command makes it on the target also.
+        await copies.settle(*here, _A, 4, "")
+        assert (await state.row(4)).indexes == ()
+
+
 async def test_a_copy_of_others_leaves_none_under_way(target_db: Database) -> None:
     """A table whose copy was interrupted is not taken for one of the next command's, and keeps that it has rows."""
     async with _two_tables(target_db) as state:

@@ -21,6 +21,7 @@ from tests.fixtures.route import Route
 from tests.fixtures.table_rows import contents
 
 if TYPE_CHECKING:
+    from parapply.config import Config
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
@@ -57,6 +58,25 @@ def test_a_parent_is_emptied_without_its_children(
         done = run_command(route, *command)
         assert done.returncode == 0, done.stderr
         assert contents(target_db, "public") == contents(source_db, "public"), command
+
+
+def test_tables_that_refer_to_each_other_are_truncated(
+    source_db: Database, target_db: Database, run_command: RunCommand
+) -> None:
+    """Only tables to which one leads that stays, be it by way of others, are emptied row by row."""
+    tables = "CREATE TABLE {} (id int PRIMARY KEY, r int REFERENCES {}); INSERT INTO {} VALUES (1, {})"
+    for node in (source_db, target_db):
+        node.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE d (id int PRIMARY KEY, r int REFERENCES d)")
+        node.execute("INSERT INTO a VALUES (1); INSERT INTO d VALUES (1, 1)")
+        for name, other in (("b", "a"), ("c", "b"), ("e", "d")):
+            node.execute(tables.format(name, other, name, 1))
+    source_db.execute("CREATE PUBLICATION pub FOR TABLE a, b, d, e; INSERT INTO d VALUES (2, 1)")
+    files = "SELECT relname, relfilenode FROM pg_class WHERE relname IN ('a', 'b', 'd', 'e') ORDER BY 1"
+    before = target_db.rows(files)
+    done = run_command(Route(source=source_db, target=target_db), "init", "--copy", "--truncate")
+    assert done.returncode == 0, done.stderr
+    assert [name for name, _ in set(before) & set(target_db.rows(files))] in (["a", "b"], ["b", "a"])
+    assert contents(target_db, "public") == contents(source_db, "public")
 
 
 @pytest.mark.bare_target
@@ -107,16 +127,38 @@ def test_foreign_keys_do_not_act_when_an_unlogged_parent_is_emptied(source_db: D
     for node in (source_db, target_db):
         node.execute(_REFERENCED.replace("CREATE TABLE", "CREATE UNLOGGED TABLE"))
         node.execute("INSERT INTO pa VALUES (1); INSERT INTO ch VALUES (1, 1, NULL)")
-    flags = {"source.dsn": source_db.dsn, "target.dsn": target_db.dsn, "source.slot": "unused",
-             "source.publications": ("pub",), "target.session_replication_role": "origin"}  # fmt: skip
 
     async def bring() -> int:
-        async with connect.open_both(load_config(None, (), flags, {}), "migrate") as ends:
+        async with connect.open_both(_config(source_db, target_db), "migrate") as ends:
             with Screen(as_json=True).counting(MigrationStep.UNLOGGED, 2, "tables") as counter:
                 return await rest.unlogged(ends, [("public", "ch"), ("public", "pa")], counter, RateLimit(0))
 
     assert asyncio.run(bring()) == 2
     assert contents(target_db, "public") == contents(source_db, "public")
+
+
+def _config(source: Database, target: Database) -> Config:
+    flags = {"source.dsn": source.dsn, "target.dsn": target.dsn, "source.slot": "unused",
+             "source.publications": ("pub",), "target.session_replication_role": "origin"}  # fmt: skip
+    return load_config(None, (), flags, {})
+
+
+def test_large_objects_are_of_one_moment(source_db: Database, target_db: Database) -> None:
+    """A client that removes objects while they are copied does not end the copy."""
+    source_db.execute("SELECT lo_from_bytea(g, 'data') FROM generate_series(1001, 1040) AS g")
+    remove = "SELECT lo_unlink(oid) FROM pg_largeobject_metadata"
+
+    async def bring() -> int:
+        async with connect.open_both(_config(source_db, target_db), "migrate") as ends:
+            with Screen(as_json=True).counting(MigrationStep.LARGE_OBJECTS, 40, "objects") as counter:
+                counter.add = lambda *_: source_db.execute(remove)  # type: ignore[method-assign, assignment]
+                n_copied, _ = await rest.large_objects(
+                    ends, counter, RateLimit(0), has_owners=False, has_privileges=True
+                )
+        return n_copied
+
+    assert asyncio.run(bring()) == 40
+    assert target_db.rows("SELECT count(lo_get(oid)) FROM pg_largeobject_metadata") == [(40,)]
 
 
 def test_the_statements_of_verify_delete_no_other_rows(

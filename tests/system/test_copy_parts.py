@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,8 @@ from tests.fixtures.plain import FAST, check_equal
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
@@ -163,6 +166,25 @@ def test_keys_that_are_not_equal_alike_are_copied_again(large: Route, run_comman
     check_equal(large, "large")
 
 
+def test_a_slot_is_not_dropped_below_a_copy(large: Route, run_command: RunCommand, tmp_path: Path) -> None:
+    """The copy would go on, and put its next parts beside the rows of a copy that is begun then."""
+    for database in (large.source, large.target):
+        database.execute("ALTER TABLE large DROP CONSTRAINT large_pkey")
+    environ = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_PART}:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
+    held = tmp_path / f"{failpoints.COPY_PART}.held"
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(run_command, large, "init", "--copy", "--connections", "1", environ=environ)
+        while not held.exists():
+            assert not wait([copying], timeout=0.05).done, copying.result()
+        refused = run_command(large, "drop", "--yes")
+        held.unlink()
+        assert copying.result().returncode == 0, copying.result()
+    assert (refused.returncode, "another parapply holds the lease" in refused.stderr) == (4, True), refused
+    assert large.target.rows("SELECT count(*) FROM large") == large.source.rows("SELECT count(*) FROM large")
+    dropped = run_command(large, "drop", "--yes")
+    assert dropped.returncode == 0, dropped.stderr
+
+
 def _index(route: Route) -> None:
     """Make an index on the target, which the role may drop and make again; PostgreSQL then has other words for it."""
     role = route.target.target_role
@@ -182,6 +204,64 @@ def test_indexes_are_made_again_though_no_part_is_left(large: Route, run_command
     assert "public.large: 4 parts are copied" in done.stdout
     assert large.target.rows("SELECT to_regclass('by_note')::text") == [("by_note",)]
     check_equal(large, "large")
+
+
+def test_no_dropped_index_is_forgotten(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """However the table of an interrupted copy leaves the state, its unique index is made again, or a copy will."""
+    for database in (source_db, target_db):
+        database.execute("CREATE TABLE item (id int PRIMARY KEY, v text); CREATE TABLE rest (id int PRIMARY KEY)")
+    role = target_db.target_role
+    target_db.execute("CREATE UNIQUE INDEX by_v ON item (v)")
+    target_db.execute(f"ALTER TABLE item OWNER TO {role}; GRANT CREATE ON SCHEMA public TO {role}")
+    source_db.execute("INSERT INTO item VALUES (1, 'a'); INSERT INTO rest VALUES (1)")
+    source_db.execute("CREATE PUBLICATION pub FOR TABLES IN SCHEMA public")
+    route = Route(source=source_db, target=target_db, settings=FAST)
+    begun = ("init", "--copy", "--defer-indexes")
+    again = ("refresh", "--table", "public.item", "--truncate", "--defer-indexes")
+    is_there = "SELECT to_regclass('by_v') IS NOT NULL"
+
+    def kill(*words: str) -> None:
+        killed = run_command(route, *words, environ={"PARAPPLY_FAILPOINT": f"{failpoints.COPY_PART}:kill"})
+        assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+        assert target_db.rows(is_there) == [(False,)]
+
+    def finish(*words: str) -> None:
+        done = run_command(route, *words)
+        assert done.returncode == 0, done.stderr
+        assert target_db.rows(is_there) == [(True,)], done.stdout
+
+    kill(*begun)
+    # Refused for a row in the way, the state stays.
+    target_db.execute("INSERT INTO item VALUES (8, 'x'), (9, 'x')")
+    refused = run_command(route, "drop", "--yes")
+    assert (refused.returncode, "could not create unique index" in refused.stderr) == (4, True), refused
+    target_db.execute("TRUNCATE item")
+    finish("drop", "--yes")
+    kill(*begun)
+    target_db.execute("ALTER TABLE item RENAME TO moved")
+    told = run_command(route, "drop", "--yes").stderr
+    assert "is not made again, because the table or its column is gone: CREATE UNIQUE INDEX" in told
+    target_db.execute("ALTER TABLE moved RENAME TO item; CREATE UNIQUE INDEX by_v ON item (v)")
+    kill(*begun)
+    source_db.execute("ALTER PUBLICATION pub SET TABLE rest")
+    finish(*begun)
+    source_db.execute("ALTER PUBLICATION pub ADD TABLE item")
+    kill(*again)
+    source_db.execute("ALTER PUBLICATION pub DROP TABLE item")
+    finish("refresh")
+    source_db.execute("ALTER PUBLICATION pub SET TABLES IN SCHEMA public")
+    finish("refresh", "--truncate")
+    kill(*again)
+    source_db.execute("DROP TABLE item")
+    daemon = start_daemon(route)
+    source_db.execute("CREATE TABLE item (id int PRIMARY KEY, v text); INSERT INTO item VALUES (2, 'b')")
+    assert "has dropped indexes" in daemon.wait_for_event("table_waits")["reason"]
+    finish("refresh")
+    daemon.wait_caught_up()
+    daemon.stop()
+    check_equal(route, "item")
 
 
 def test_an_index_whose_name_is_taken_is_missed(large: Route, run_command: RunCommand) -> None:

@@ -119,6 +119,9 @@ def test_what_is_published_is_copied(
     # Beyond what config/roles gives: an index is dropped by its table's owner, and made by who may in its schema.
     shapes.target.execute(f"ALTER TABLE large OWNER TO {shapes.target.target_role}")
     shapes.target.execute(f"GRANT CREATE ON SCHEMA public TO {shapes.target.target_role}")
+    # A statement of an index has neither: such an index stays.
+    shapes.target.execute("CREATE INDEX told ON large (left(fill, 9)); COMMENT ON INDEX told IS 'why'")
+    shapes.target.execute("CREATE INDEX kept ON large (left(fill, 8)); ALTER INDEX kept ALTER 1 SET STATISTICS 7")
     done = run_command(shapes, "init", "--publication", "by_root", "--copy", "--defer-indexes")
     assert done.returncode == 0, done.stderr
     shapes.source.execute("INSERT INTO chosen VALUES (101, false, 'x', 'y'), (102, true, 'x', 'y')")
@@ -131,6 +134,8 @@ def test_what_is_published_is_copied(
     wanted = shapes.source.rows("SELECT id, kept, v, 'none' FROM chosen WHERE kept ORDER BY id")
     assert shapes.target.rows("SELECT * FROM chosen ORDER BY id") == wanted
     assert shapes.target.rows("SELECT count(*) FROM pg_indexes WHERE indexname = 'large_fill'") == [(1,)]
+    kept = "SELECT obj_description('told'::regclass), attstattarget FROM pg_attribute WHERE attrelid = 'kept'::regclass"
+    assert shapes.target.rows(kept) == [("why", 7)]
     known = shapes.target.rows('SELECT table_name, rows FROM parapply.copies ORDER BY table_name COLLATE "C"')
     assert dict(known)["large"] == 2500
 

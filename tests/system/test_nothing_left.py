@@ -45,6 +45,14 @@ _STATE = (
 )
 
 
+#: Two tables that are written alike.
+_ONE_TEXT = (
+    'CREATE SCHEMA s; CREATE TABLE s."a.b" (id int PRIMARY KEY);'
+    'CREATE SCHEMA "s.a"; CREATE TABLE "s.a".b (id int PRIMARY KEY)'
+)
+_EITHER = 's.a.b may be each of "s"."a.b" and "s.a"."b"'
+
+
 class Refusal(NamedTuple):
     """A command that is refused."""
 
@@ -114,7 +122,7 @@ def test_before_there_is_anything(source_db: Database, target_db: Database, run_
 
 def test_between_runs(pair: Pair, run_command: RunCommand) -> None:
     """A command refused while no daemon runs changes nothing; `drop` is refused as a whole before the slot is gone."""
-    pair.create("CREATE TABLE t (id int PRIMARY KEY)")
+    pair.create(f"CREATE TABLE t (id int PRIMARY KEY); {_ONE_TEXT}")
     pair.target.execute("INSERT INTO t VALUES (1)")
     pair.write("INSERT INTO t VALUES (1)")
     stopped = pair.start(settings={"conflict.insert_exists": "error"})
@@ -127,11 +135,14 @@ def test_between_runs(pair: Pair, run_command: RunCommand) -> None:
         Refusal("snapshot", _TARGET_REFUSED, "no daemon applies"),
         Refusal("verify", _TARGET_REFUSED, "no daemon applies"),
         Refusal("verify --table public.nothing", _SOURCE_REFUSED, "not published: public.nothing"),
+        Refusal("verify --table s.a.b", _SOURCE_REFUSED, _EITHER),
         Refusal("conflicts replay --yes 1", _TARGET_REFUSED, "was not left out"),
         Refusal("conflicts replay --yes 7", _TARGET_REFUSED, "no conflict 7 is kept"),
         Refusal("run --publication other", _SOURCE_REFUSED, "other"),
     ]
     _check_refused(pair.route, run_command, refusals)
+    either = Refusal("refresh --table s.a.b --truncate", _SOURCE_REFUSED, _EITHER)
+    _check_refused(pair.route, run_command, [either], but=_WHILE_IT_RUNS)
     # The state is another role's: its rows cannot go, so neither may the slot.
     pair.target.execute("ALTER TABLE parapply.applied OWNER TO CURRENT_USER")
     _check_refused(pair.route, run_command, [Refusal("drop --yes", _TARGET_REFUSED, "permission denied")])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply import failpoints
+from parapply.target.session import lease
 from tests.fixtures.endpoint import LISTEN, Endpoint
 from tests.fixtures.plain import FAST, TABLES, WORKER_IS_BLOCKED, check_equal, foreign_transaction
 from tests.fixtures.route import Route
@@ -104,6 +105,16 @@ def test_a_paused_table_stands_still_until_it_is_resumed(
     assert (again.returncode, "not paused: public.xfer" in again.stderr) == (4, True)
     daemon.stop()
     check_equal(route, "acct", "xfer")
+
+
+def test_a_wait_for_a_session_of_an_earlier_copy_is_told(route: Route, start_daemon: StartDaemon) -> None:
+    """A command that waits behind one that survived its client names it."""
+    ((slot_id,),) = route.target.rows("SELECT slot_id FROM parapply.slots")
+    lock = f"SELECT pg_advisory_xact_lock_shared({lease.COPY_LOCK_CLASS}, {lease.worker_key(int(str(slot_id)))})"
+    with foreign_transaction(route.target, lock):
+        pausing = start_daemon(route, "public.xfer", verb="pause")
+        pausing.wait_for_line("waiting for the end of pid")
+    assert pausing.exit_code() == 0, pausing.log_tail()
 
 
 def test_a_table_that_waits_is_paused(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:

@@ -11,12 +11,15 @@ import pytest
 
 from parapply import retention
 from parapply.config import load_config
+from parapply.copy import slot_guard
 from parapply.errors import ParapplyError
+from parapply.tasks import end_tasks
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import FAST, check_equal, commit_each, plain_route
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
+    from parapply.config import Config
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
@@ -82,17 +85,20 @@ def test_f22_the_slot_is_dropped_for_the_disk_of_the_publisher(
     assert route.target.rows("SELECT state FROM parapply.progress") == [("stopped",)]
 
 
-def _give_up(route: Route) -> str:
-    """Return what is said of a slot that is to be dropped; empty if it stays without a word."""
+def _config(route: Route) -> Config:
     overrides = [word for word in route.arguments({**FAST, **_DROPS}) if "=" in word and not word.startswith("--")]
     flags = {
         "source.dsn": route.source.source_role_dsn, "source.slot": route.slot, "source.publications": ["pub"],
         "target.dsn": route.target.target_role_dsn,
     }  # fmt: skip
     texts = [text for text in overrides if re.match(r"[a-z]+\.[a-z_]+=", text)]
-    config = load_config(None, texts, flags, {})
+    return load_config(None, texts, flags, {})
+
+
+def _give_up(route: Route) -> str:
+    """Return what is said of a slot that is to be dropped; empty if it stays without a word."""
     try:
-        lost = asyncio.run(retention.give_up(config))
+        lost = asyncio.run(retention.give_up(_config(route), lambda _: None))
     except ParapplyError as error:
         return str(error)
     return "" if lost is None else str(lost)
@@ -114,6 +120,20 @@ def test_only_the_slot_that_the_target_follows_is_dropped(route: Route, start_da
     route.source.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
     assert _give_up(route) == ""
     assert _slots(route) == [(name,)]
+
+
+def test_a_paused_copy_says_that_no_daemon_frees_wal(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a daemon that has ended since: the operator hears of it."""
+
+    async def told() -> str:
+        said: asyncio.Queue[str] = asyncio.Queue()
+        monkeypatch.setattr("click.echo", lambda text, err: said.put_nowait(text))
+        waiting = asyncio.create_task(slot_guard.until_free(_config(route), 1))
+        text = await asyncio.wait_for(said.get(), 30)
+        await end_tasks([waiting])
+        return text
+
+    assert "No daemon reads the slot" in asyncio.run(told())
 
 
 def test_a_copy_pauses_while_the_slot_keeps_too_much(route: Route, start_daemon: StartDaemon) -> None:

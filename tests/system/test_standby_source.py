@@ -70,7 +70,8 @@ def test_a_standby_is_the_publisher(
     primary, standby = own_servers("primary"), own_servers("standby")
     source = create_database(primary, "source")
     source.execute(f"{TABLES} CREATE PUBLICATION pub FOR TABLE item, evt")
-    target_db.execute(TABLES)
+    source.execute("CREATE SEQUENCE plain; SELECT setval('plain', 50); CREATE UNLOGGED SEQUENCE fast")
+    target_db.execute(f"{TABLES} CREATE SEQUENCE plain; CREATE SEQUENCE fast")
     commit_each(source, 1, 50)
     make_standby(primary, standby)
     dsn = make_conninfo(host="127.0.0.1", port=standby.port, dbname="source", user=SOURCE_ROLE)
@@ -102,6 +103,9 @@ def test_a_standby_is_the_publisher(
     assert [one["reason"] for one in daemon.events_of("catch_up_declined")] == ["the publisher is a standby"]
     verified = _run_with_snapshots(run_command, route, "verify")
     assert verified.returncode == 0, verified
+    carried = run_command(route, "sequences")
+    assert (carried.returncode, "public.fast: refused" in carried.stdout) == (1, True), carried
+    assert target_db.rows("SELECT last_value FROM plain") == [(50,)]
     daemon.stop()
     _check_until_a_time(source, Database(dbname="source", server=standby), route, start_daemon)
     daemon = start_daemon(route)

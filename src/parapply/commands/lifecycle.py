@@ -21,14 +21,15 @@ from parapply.model import covers, format_lsn, parse_lsn
 from parapply.printable import printable
 from parapply.source import refusals, slot
 from parapply.target.session import lease, origins, prepared, settings
-from parapply.target.state import copies, cutovers, migrations
+from parapply.target.state import copies, cutovers, indexes, migrations
 from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from parapply.config import Config
     from parapply.connect import Connections
+    from parapply.plan.copy_starts import Name
 
 #: Seconds between two looks at the progress: the first ones soon, for a read that follows its own write.
 _POLL_MIN_S = 0.02
@@ -59,7 +60,7 @@ async def new_slot(source: slot.Connection, name: str) -> AsyncIterator[None]:
 def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command line passes it by position
     """Remove the slot and its state, and the state schema when no slot is left in it; ask first.
 
-    Raise SlotBusy if a process reads the slot, LeaseHeld if a daemon runs.
+    Raise SlotBusy if a process reads the slot, LeaseHeld if a daemon or a copy runs.
     """
     asyncio.run(drop_one(config, assume_yes=assume_yes))
 
@@ -115,17 +116,39 @@ async def drop_one(config: Config, *, assume_yes: bool = True) -> bool:
         ):
             raise ParapplyError("nothing was dropped", hint="answer y, or give --yes")
         if found:
-            # A daemon that still runs would go on applying without a record.
-            await lease.take_lease(ends.target, found.slot_id, 0)
-            # Nor may a session of one that was killed prepare anything from now on.
-            await lease.fence(ends.target, found.slot_id, _say_whom_drop_waits_for)
+            # A daemon or a copy that still runs, or a session of one that was killed, would go on without a record.
+            await lease.take_both(ends.target, found.slot_id, 0, say_whom_it_waits_for)
             await _check_removable(ends.target, schema, found.slot_id, name)
+            known = await copies.load(ends.target, schema, found.slot_id)
+            await make_left_indexes(config, ends.target, known.tables)
         if facts.slot is not None:
             await slot.drop_slot(ends.source, name)
             click.echo(f"source: slot {name!r} dropped")
         if found:
             await _remove_state(ends.target, schema, found.slot_id, name)
     return True
+
+
+async def make_indexes(target: settings.Connection, name: Name, statements: Sequence[str]) -> None:
+    """Make the indexes that a table of the target lacks; raise TargetRefused or TargetLost if one is not made."""
+    for gone in await indexes.make(target, name, statements):
+        of = printable(".".join(name))
+        why = "because the table or its column is gone"
+        click.echo(f"warning: an index of {of} is not made again, {why}: {printable(gone)}", err=True)
+
+
+async def make_left_indexes(config: Config, target: settings.Connection, tables: Iterable[copies.CopyRow]) -> None:
+    """Make the indexes that interrupted copies of tables have dropped, before their rows go; errors as above."""
+    for row in tables:
+        if row.indexes:
+            name = config.mapping.target_of(row.name)
+            shown = printable(".".join(name))
+            click.echo(f"target: making indexes of {shown} again, which a copy has dropped: {len(row.indexes)}")
+            try:
+                await make_indexes(target, name, row.indexes)
+            except TargetRefused as error:
+                error.hint = error.hint or "make them otherwise, or empty the table, and run the same command again"
+                raise
 
 
 async def _wait_until_idle(source: slot.Connection, name: str) -> None:
@@ -187,8 +210,9 @@ async def _check_removable(target: settings.Connection, schema: str, slot_id: in
     await state.check_may_drop(target, schema, slot_id)
 
 
-def _say_whom_drop_waits_for(sessions: Sequence[lease.Holder]) -> None:
-    click.echo(f"target: waiting for the end of {', '.join(map(str, sessions))}")
+def say_whom_it_waits_for(sessions: Sequence[lease.Holder]) -> None:
+    """Report the sessions that a command waits for."""
+    click.echo(lease.awaited(sessions))
 
 
 def wait(config: Config, lsn: int, timeout_s: float) -> None:

@@ -24,7 +24,7 @@ from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar, CopyProgress
 from parapply.copy.load import CopyLoad, LoadOptions
-from parapply.copy.published import check_readable, published_tables
+from parapply.copy.published import check_readable, named, published_tables
 from parapply.copy.snapshot import IS_LEFT, came_late, check_commands, check_unchanged
 from parapply.errors import ConfigError, ParapplyError, SlotLost, SourceRefused, TargetRefused
 from parapply.model import covers, format_lsn
@@ -162,7 +162,7 @@ async def go_on(
         raise came_late()
     await copy.check_target(tables, begun=begun)
     unpublished = sorted(left - {table.full_name for table in tables})
-    await copies.forget(ends.target, schema, found.slot_id, unpublished)
+    await copy.forget(found.slot_id, known, unpublished)
     await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=True)
     await copy.copy_later(found, tables, have_run)
     return True
@@ -211,7 +211,7 @@ async def refresh(config: Config, options: CopyOptions) -> None:
         there = {row.name for row in known.tables if not row.is_schema_only}
         gone = sorted(there - {table.full_name for table in published})
         if gone:
-            await copies.forget(ends.target, schema, found.slot_id, gone)
+            await copy.forget(found.slot_id, known, gone)
             names = printable(few([f"{one}.{two}" for one, two in gone]))
             click.echo(f"no longer published, their rows stay: {names}")
         if not tables:
@@ -224,12 +224,7 @@ async def refresh(config: Config, options: CopyOptions) -> None:
 def _named(config: Config, texts: Sequence[str], published: Sequence[PublishedTable]) -> list[PublishedTable]:
     """Return published tables by ``schema.table``, each once."""
     config.mapping.check_rows(texts)
-    by_text = {table.text: table for table in published}
-    if missing := [text for text in texts if text not in by_text]:
-        raise SourceRefused(
-            f"not published: {', '.join(missing)}", hint="ALTER PUBLICATION ... ADD TABLE first, and write schema.table"
-        )
-    return [by_text[text] for text in dict.fromkeys(texts)]
+    return named(published, texts, "ALTER PUBLICATION ... ADD TABLE first, and write schema.table")
 
 
 def _check_two_phase(found: slot.SlotFacts | None) -> None:
@@ -319,7 +314,7 @@ class _Copy:
         """Copy what is left of tables once the slot keeps less WAL; their copy pauses, and its snapshot is gone."""
         # Without the lock the daemon leaves the changes of these tables out, as after an interruption.
         await lease.release_lease(self._target, found.slot_id, lease.COPY_LOCK_CLASS)
-        await slot_guard.until_free(self._config)
+        await slot_guard.until_free(self._config, found.slot_id)
         known = await copies.load(self._target, self._schema, found.slot_id)
         copied = {row.name for row in known.tables if row.state == CopyState.COPIED}
         if left := [table for table in tables if table.full_name not in copied]:
@@ -434,7 +429,8 @@ class _Copy:
             TargetRefused, TargetLost: it is cut over.
         """
         await lease.take_lease(self._target, slot_id, 0, lock_class=lease.COPY_LOCK_CLASS)
-        await lease.fence(self._target, slot_id, lambda _: None, lock_class=lease.COPY_LOCK_CLASS)
+        say = lifecycle.say_whom_it_waits_for
+        await lease.fence(self._target, slot_id, say, lock_class=lease.COPY_LOCK_CLASS)
         await self.check_not_cut_over(slot_id)
 
     async def check_not_cut_over(self, slot_id: int) -> None:
@@ -541,6 +537,13 @@ class _Copy:
             altered = printable(few([".".join(name) for name in found.altered]))
             click.echo(f"warning: {continuity.ALTERED}: {altered}. Hint: {continuity.ALTERED_HINT}")
         return await copies.load(self._target, schema, slot_id) if found.has_changed else known
+
+    async def forget(self, slot_id: int, known: copies.Copies, names: Sequence[Name]) -> None:
+        """Forget tables that are no longer published, and make their indexes that a copy has dropped."""
+        forgotten = set(names)
+        left = [row for row in known.tables if row.name in forgotten]
+        await lifecycle.make_left_indexes(self._config, self._target, left)
+        await copies.forget(self._target, self._schema, slot_id, names)
 
     async def _published(self, facts: slot.SourceFacts) -> list[PublishedTable]:
         """Return the tables to copy from; report which are left out although they are published."""

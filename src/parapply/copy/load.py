@@ -16,6 +16,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import failpoints
+from parapply.commands import lifecycle
 from parapply.copy import replaced, resume
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
@@ -227,7 +228,8 @@ class CopyLoad:
             # In one transaction: what is noted was dropped, and what was dropped is noted.
             async with self._control.transaction():
                 await copies.keep_indexes(self._control, self._schema, self._slot_id, oid, makes)
-                await on_target.run_all(self._control, [index.drop for index in found], "dropping indexes")
+                for index in found:
+                    await self._control.execute(index.drop.encode())
         self._indexes[oid] = makes
 
     async def _lane(
@@ -324,21 +326,8 @@ class CopyLoad:
         await copy_parts.add(target, self._schema, self._slot_id, noted)
 
     async def _make_indexes(self, table: PublishedTable, target: settings.Connection) -> None:
-        if not (indexes := self._indexes.get(table.oid)):
-            return
-        # An existing index needs no owner's right, and a note may name one that was never dropped, or that is already
-        # made again.
-        there = await on_target.makes_of(target, table.here())
-        missing = [make for make in indexes if make not in there]
-        await on_target.run_all(target, missing, f"making the indexes of {table.text} again")
-        # PostgreSQL may write an index that was made again in other words, so only names are compared.
-        names = {on_target.named(make) for make in await on_target.makes_of(target, table.here())} if missing else set()
-        if skipped := [make for make in missing if on_target.named(make) not in names]:
-            raise TargetRefused(
-                f"target: an index of {table.text} was not made again, because another one has its name:"
-                f" {'; '.join(sorted(skipped))}",
-                hint="rename the other one, and run the same command again",
-            )
+        if statements := self._indexes.get(table.oid):
+            await lifecycle.make_indexes(target, table.here().full_name, statements)
 
     async def _note(self, tables: Sequence[_Table]) -> None:
         """Note each table as it is complete, and how far the others are, alongside the lanes.

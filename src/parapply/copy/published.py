@@ -134,6 +134,24 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.schema}.{self.name}"
 
 
+def named(tables: Sequence[PublishedTable], texts: Sequence[str], hint: str) -> list[PublishedTable]:
+    """Return published tables by ``schema.table``, each once.
+
+    Raises:
+        SourceRefused: one is not published, or two have this text.
+    """
+    found = []
+    for text in dict.fromkeys(texts):
+        some = [table for table in tables if table.text == text]
+        if len(some) > 1:
+            shown = " and ".join([sql.Identifier(*table.full_name).as_string(None) for table in some])
+            raise SourceRefused(f"{text} may be each of {shown}", hint="rename one, or leave out the option")
+        found += some
+    if missing := sorted(set(texts) - {table.text for table in found}):
+        raise SourceRefused(f"not published: {', '.join(missing)}", hint=hint)
+    return found
+
+
 def _value(one: Replacement) -> sql.Composable:
     names = [sql.Identifier(each.name).as_string(None) for each in one.inputs]
     return sql.SQL(f"{one.of(names)}::{one.type_sql}")

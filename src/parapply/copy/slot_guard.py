@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from parapply import connect, retention
+from parapply.commands import lifecycle
 from parapply.errors import WalLimitReached
 from parapply.target.session import lease
 from parapply.tasks import end_tasks
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 2.0
 #: A copy goes on when the slot keeps no more than this part of the limit.
 _GO_ON_PART: Final = 0.5
+_NO_DAEMON: Final = ". No daemon reads the slot: `parapply run` may run beside a copy"
 
 
 class CopyPaused(Exception):
@@ -62,19 +64,23 @@ async def guarded(config: Config, slot_id: int, work: Coroutine[None, None, None
     try:
         guard.result()
     except WalLimitReached:
-        if (lost := await retention.give_up(config)) is not None:
+        if (lost := await retention.give_up(config, lifecycle.say_whom_it_waits_for)) is not None:
             raise lost from None
         raise
 
 
-async def until_free(config: Config) -> None:
-    """Return when a copy that was paused may go on."""
+async def until_free(config: Config, slot_id: int) -> None:
+    """Return when a copy that was paused may go on; warn if no daemon frees WAL."""
     allowed_bytes = retention.wal_limit(config.source).limit_bytes * _GO_ON_PART
+    has_daemon = True
     async with connect.open_both(config, "guard") as ends:
         while True:
             found, flush_lsn = await retention.look(ends.source, config.source.slot)
             if found is None or (found.retained_bytes(flush_lsn) or 0) <= allowed_bytes:
                 return
+            had_daemon, has_daemon = has_daemon, bool(await lease.holders(ends.target, slot_id))
+            if had_daemon and not has_daemon:
+                click.echo(f"warning: the copy waits until the slot keeps less WAL{_NO_DAEMON}", err=True)
             await asyncio.sleep(_LOOK_S)
 
 
@@ -95,6 +101,5 @@ async def _watch(config: Config, slot_id: int) -> None:
                     raise WalLimitReached(limit.words(kept_bytes))
                 if not is_told:
                     is_told = True
-                    hint = "" if has_daemon else ". No daemon reads the slot: `parapply run` may run beside a copy"
-                    click.echo(f"warning: {limit.words(kept_bytes)}{hint}", err=True)
+                    click.echo(f"warning: {limit.words(kept_bytes)}{'' if has_daemon else _NO_DAEMON}", err=True)
             await asyncio.sleep(_LOOK_S)

@@ -18,6 +18,7 @@ from parapply.state_mark import STATE_SCHEMAS_SQL
 from parapply.target.catalogue.facts import look_for_foreign_code, own_table
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.sql.own_rows import own_rows
+from parapply.target.state import indexes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,26 +163,15 @@ async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
     """
     if not tables:
         return
-    query = sql.SQL(
-        "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint WHERE contype = 'f' AND confrelid = $1::regclass"
-        " AND NOT conrelid::text = ANY ($2::text[]))"
-    )
     # A table that keeps rows of other sources is like any other that may refer to these.
     whole = [table for table in tables if not table.constants]
-    names = [_quoted(table) for table in whole]
     relations = await alone(conn, [table.full_name for table in tables])
-    together: list[sql.Composed] = []
     single = [(relations[table.full_name], own_rows(table.constants)) for table in tables if table.constants]
     with target_errors("emptying tables"):
         async with conn.transaction():
-            # As regclass prints them, which is quoted and with the schema, for the search path is empty.
-            printed = [(await rows(conn, sql.SQL("SELECT $1::regclass::text"), [name]))[0][0] for name in names]
-            for table, name in zip(whole, names, strict=True):
-                ((is_referenced,),) = await rows(conn, query, [name, printed])
-                if is_referenced:
-                    single.append((relations[table.full_name], sql.Composed([])))
-                else:
-                    together.append(relations[table.full_name])
+            held = await _held(conn, [_quoted(table) for table in whole])
+            single += [(relations[t.full_name], sql.Composed([])) for t in whole if _quoted(t) in held]
+            together = [relations[t.full_name] for t in whole if _quoted(t) not in held]
             if together:
                 await rows(conn, sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(together)))
             emptied = [table.full_name for table in whole]
@@ -193,6 +183,23 @@ async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
                 )
             for relation, own in single:
                 await rows(conn, sql.SQL("DELETE FROM {}{}").format(relation, own))
+
+
+async def _held(conn: Connection, names: Sequence[str]) -> set[str]:
+    """Return the tables that TRUNCATE refuses, although it is given all of the others: foreign keys lead to them."""
+    query = sql.SQL(
+        "WITH own AS MATERIALIZED (SELECT w.name, m.oid FROM unnest($1::text[]) AS w(name) CROSS JOIN LATERAL"
+        " (SELECT w.name::regclass::oid UNION SELECT p.relid FROM pg_catalog.pg_partition_tree(w.name::regclass) AS p)"
+        " AS m(oid)) SELECT DISTINCT o.name, r.name FROM own AS o"
+        " JOIN pg_catalog.pg_constraint AS k ON k.contype = 'f' AND k.confrelid = o.oid"
+        " LEFT JOIN own AS r ON r.oid = k.conrelid WHERE r.name IS DISTINCT FROM o.name"
+    )
+    leading = [(name, referring) for name, referring in await rows(conn, query, [list(names)])]
+    held: set[str] = set()
+    # A table of these that is emptied otherwise still leads to the next.
+    while more := {name for name, by in leading if by is None or by in held} - held:
+        held |= more
+    return held
 
 
 async def still_acting(conn: Connection, names: Sequence[Name], *, but: Sequence[Name] = ()) -> list[str]:
@@ -266,8 +273,8 @@ class Deferrable(msgspec.Struct, frozen=True, kw_only=True):
 async def deferrable_indexes(conn: Connection, tables: Sequence[PublishedTable]) -> dict[Name, list[Deferrable]]:
     """Return the indexes that can be made after the copy, by table; nothing for a table without any.
 
-    Indexes of constraints stay: keys, and indexes that foreign keys refer to. A partitioned table keeps all of its
-    indexes.
+    Indexes of constraints stay: keys, and indexes that foreign keys refer to. So do those with a comment, a tablespace
+    or a statistics target of their own. A partitioned table keeps all of its indexes.
     """
     query = sql.SQL(
         "SELECT w.schema_name, w.table_name, n.nspname, c.relname, pg_catalog.pg_get_indexdef(i.indexrelid),"
@@ -281,42 +288,24 @@ async def deferrable_indexes(conn: Connection, tables: Sequence[PublishedTable])
         " AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend AS d WHERE d.refobjid = i.indexrelid"
         " AND d.refclassid = 'pg_catalog.pg_class'::regclass)"
         " AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS k WHERE k.conindid = i.indexrelid)"
+        # The statement of an index does not have these.
+        " AND c.reltablespace = 0 AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS a"
+        " WHERE a.attrelid = i.indexrelid AND a.attstattarget >= 0)"
+        " AND NOT EXISTS (SELECT FROM pg_catalog.pg_description AS o WHERE o.objoid = i.indexrelid"
+        " AND o.classoid = 'pg_catalog.pg_class'::regclass)"
         " ORDER BY 1, 2, 3, 4"
     )
     with target_errors("reading the indexes"):
         found = await rows(conn, query, _names(tables))
-    indexes: dict[Name, list[Deferrable]] = {}
-    for schema, table, index_schema, index, make, is_allowed in found:
+    by_table: dict[Name, list[Deferrable]] = {}
+    for schema, table, index_schema, index, definition, is_allowed in found:
         one = Deferrable(
             drop=sql.SQL("DROP INDEX {}").format(sql.Identifier(index_schema, index)).as_string(None),
-            make=_made_again(make),
+            make=indexes.made_again(definition),
             is_allowed=is_allowed,
         )
-        indexes.setdefault((schema, table), []).append(one)
-    return indexes
-
-
-async def makes_of(conn: Connection, table: PublishedTable) -> set[str]:
-    """Return the statements, as `Deferrable.make`, of all indexes that a table has.
-
-    Raises:
-        TargetRefused, TargetLost: the catalogue could not be read.
-    """
-    query = sql.SQL(
-        "SELECT pg_catalog.pg_get_indexdef(indexrelid) FROM pg_catalog.pg_index WHERE indrelid = $1::text::regclass"
-    )
-    with target_errors("reading the indexes"):
-        return {_made_again(make) for (make,) in await rows(conn, query, [_quoted(table)])}
-
-
-def _made_again(make: str) -> str:
-    # An index exists already if it was made again and the copy was interrupted before that was noted.
-    return make.replace(" INDEX ", " INDEX IF NOT EXISTS ", 1)
-
-
-def named(make: str) -> str:
-    """Return how such a statement begins, up to the name of the index."""
-    return make.partition(" ON ")[0]
+        by_table.setdefault((schema, table), []).append(one)
+    return by_table
 
 
 async def check_owned(conn: Connection, tables: Sequence[PublishedTable]) -> None:
@@ -327,9 +316,7 @@ async def check_owned(conn: Connection, tables: Sequence[PublishedTable]) -> Non
     """
     found = await deferrable_indexes(conn, tables)
     names = [
-        f"{schema}.{table}"
-        for (schema, table), indexes in found.items()
-        if not all(index.is_allowed for index in indexes)
+        f"{schema}.{table}" for (schema, table), some in found.items() if not all(index.is_allowed for index in some)
     ]
     if names:
         raise TargetRefused(
@@ -337,15 +324,3 @@ async def check_owned(conn: Connection, tables: Sequence[PublishedTable]) -> Non
             hint="leave out --defer-indexes, or make the role a member of the tables' owner and GRANT CREATE on their"
             " schemas to it",
         )
-
-
-async def run_all(conn: Connection, statements: Sequence[str], doing: str) -> None:
-    """Run statements of ours or of the server's own catalogue, in one transaction.
-
-    Raises:
-        TargetRefused, TargetLost: one failed; nothing was done.
-    """
-    with target_errors(doing):
-        async with conn.transaction():
-            for statement in statements:
-                await conn.execute(statement.encode())

@@ -435,7 +435,7 @@ class _Cutover:
         await self._meeting.reach(CutoverStep.STOPPING, self._name)
         await self._enter(CutoverStep.STOPPING)
         await lease.take_lease(ahead.target, self._slot_id, self._forward.target.lease_wait_s, takeover=True)
-        await lease.fence(ahead.target, self._slot_id, lambda _sessions: None)
+        await lease.fence(ahead.target, self._slot_id, lifecycle.say_whom_it_waits_for)
         self._has_stopped = True
         if self._options.with_sequences:
             # The daemon also carries them, and may have begun to set older values before that step.

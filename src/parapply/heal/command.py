@@ -49,7 +49,7 @@ from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar
 from parapply.copy.load import CopyLoad, LoadOptions
-from parapply.copy.published import PublishedTable, check_readable, published_tables
+from parapply.copy.published import PublishedTable, check_readable, named, published_tables
 from parapply.copy.snapshot import check_unchanged
 from parapply.copy.writer import Writers
 from parapply.errors import ParapplyError, SlotLost, SourceRefused, TargetRefused
@@ -168,7 +168,7 @@ async def begin(
         raise TargetRefused(
             f"the target knows nothing of slot {config.source.slot!r}", hint="run `parapply init --copy`"
         )
-    await _own(config, ends, found.slot_id, lease_wait_s)
+    await _own(config, ends, found.slot_id, voice, lease_wait_s)
     await sharing.claim(ends.source, ends.target, config, found.slot_id)
     before = await copies.load(ends.target, config.target.state_schema, found.slot_id)
     await continuity.leave_out(ends.source, ends.target, config, found.slot_id, before)
@@ -195,11 +195,9 @@ async def _kept_rows(source: slot.Connection, publications: Sequence[str]) -> st
     return few([f"{schema}.{table} ({', '.join(left)})" for schema, table, left in in_part])
 
 
-async def _own(config: Config, ends: connect.Connections, slot_id: int, wait_s: float) -> None:
+async def _own(config: Config, ends: connect.Connections, slot_id: int, voice: Voice, wait_s: float) -> None:
     """Take both locks of the slot, and wait for sessions of who held them before; raise LeaseHeld if one works."""
-    for lock_class in (lease.LOCK_CLASS, lease.COPY_LOCK_CLASS):
-        await lease.take_lease(ends.target, slot_id, wait_s, lock_class=lock_class)
-        await lease.fence(ends.target, slot_id, lambda _: None, lock_class=lock_class)
+    await lease.take_both(ends.target, slot_id, wait_s, lambda sessions: voice.say(lease.awaited(sessions)))
     await connect.check_back(config, ends.source, await slot.inspect(ends.source, config.source.slot))
     await cutovers.check_may_write(
         ends.target, config.target.state_schema, slot_id, config.source.slot, until=cutovers.COPIES_STOP
@@ -251,9 +249,7 @@ class HealRun:
                 f"no heal compares rows whose columns are replaced: {', '.join(replaced)}",
                 hint="`parapply drop`, then `parapply init --copy --truncate` copies all tables again",
             )
-        by_text = {table.text for table in published}
-        if missing := [text for text in self._options.whole if text not in by_text]:
-            raise SourceRefused(f"not published: {', '.join(missing)}", hint="write schema.table")
+        named(published, self._options.whole, "write schema.table")
         await check_readable(self._source, published)
         known = await copies.load(self._target, self._schema, self._slot_id)
         rows = {row.source_oid: row for row in known.tables}

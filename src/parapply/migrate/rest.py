@@ -51,6 +51,16 @@ async def large_objects(
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: those that are complete stay.
     """
+    with source_errors("reading the large objects"):
+        # One snapshot for all, because clients go on removing objects.
+        async with ends.source.transaction():
+            await ends.source.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            return await _large_objects(ends, counter, limit, has_owners=has_owners, has_privileges=has_privileges)
+
+
+async def _large_objects(
+    ends: Connections, counter: Counter, limit: RateLimit, *, has_owners: bool, has_privileges: bool
+) -> tuple[int, list[int]]:
     listed = (
         "SELECT oid::bigint, pg_catalog.pg_get_userbyid(lomowner) FROM pg_catalog.pg_largeobject_metadata ORDER BY 1"
     )

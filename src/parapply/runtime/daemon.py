@@ -40,7 +40,7 @@ from parapply.runtime.observe.health import Health
 from parapply.runtime.observe.systemd import Notifier
 from parapply.runtime.observe.view import SlotView
 from parapply.runtime.reload import Reloader
-from parapply.runtime.sessions import Connector
+from parapply.runtime.sessions import Connector, log_wait
 from parapply.runtime.shares import share_of
 from parapply.runtime.signals import Signals
 from parapply.source.waits import PublisherWaits
@@ -312,7 +312,7 @@ class Leader:
     async def _given_up(self, reached: WalLimitReached) -> ParapplyError:
         """Drop the slot if it still keeps too much WAL, and return the error to act on; all sessions are closed."""
         try:
-            lost = await retention.give_up(self._config)
+            lost = await retention.give_up(self._config, log_wait)
         except ParapplyError as error:
             return error
         if lost is None:

@@ -401,13 +401,10 @@ class Connector:
             await settings.rows(control, query, [self._own_pids])
 
     async def _own_the_slot(self, control: settings.Connection, slot_id: int) -> None:
-        def waits(sessions: Sequence[lease.Holder]) -> None:
-            self._log.warning("lease_waiting", holder=[str(session) for session in sessions])
-
         wait_s = self._config.target.lease_wait_s
-        await lease.take_lease(control, slot_id, wait_s, takeover=self._takeover, on_wait=waits)
+        await lease.take_lease(control, slot_id, wait_s, takeover=self._takeover, on_wait=log_wait)
         self._takeover = False
-        await lease.fence(control, slot_id, waits)
+        await lease.fence(control, slot_id, log_wait)
         self._log.info("lease_taken", slot=self._config.source.slot)
 
     async def _write_daemon(
@@ -562,6 +559,11 @@ class Connector:
         if reason and lag_bytes >= limits.enter_bytes:
             self._log.info("catch_up_declined", reason=reason, size_bytes=lag_bytes)
         return reason
+
+
+def log_wait(sessions: Sequence[lease.Holder]) -> None:
+    """Log the sessions that are waited for, because they hold the lease or worked for an earlier leader."""
+    get_logger().warning("lease_waiting", holder=[str(session) for session in sessions])
 
 
 @asynccontextmanager

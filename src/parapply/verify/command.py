@@ -26,7 +26,7 @@ from parapply.copy import replaced
 from parapply.copy import snapshot as source_snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar
-from parapply.copy.published import PublishedTable, leaves_of, published_tables, without
+from parapply.copy.published import PublishedTable, leaves_of, named, published_tables, without
 from parapply.errors import ParapplyError, SourceRefused
 from parapply.model import format_lsn
 from parapply.printable import printable
@@ -245,10 +245,7 @@ def _compared(table: PublishedTable) -> PublishedTable:
 
 
 def _chosen(options: VerifyOptions, published: Sequence[PublishedTable]) -> list[PublishedTable]:
-    by_text = {table.text: table for table in published}
-    if missing := [text for text in options.tables if text not in by_text]:
-        raise SourceRefused(f"not published: {', '.join(missing)}", hint="write schema.table")
-    return [by_text[text] for text in options.tables] if options.tables else list(published)
+    return named(published, options.tables, "write schema.table") if options.tables else list(published)
 
 
 class _Sessions:

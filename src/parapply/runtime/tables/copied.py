@@ -352,10 +352,11 @@ class Copied:
             return
         if not (self.known.is_listed or left_out) or await self._settle_partition(line):
             return
-        if namesake is not None:
-            await self._rename({oid: name})
+        lacks = ""
+        if namesake is not None and namesake.source_oid not in await self._rename({oid: name}) and namesake.indexes:
+            lacks = copies.LACKS_INDEXES
         reason = left_out or late_tables.why_not_whole(line, await self._marks())
-        reason = reason or await self._why_not_here(name, may_be_missing=may_be_missing)
+        reason = reason or await self._why_not_here(name, may_be_missing=may_be_missing) or lacks
         await self._note(name, oid, reason)
         if not reason:
             self._log.info("table_joined", relation=relation.qualified_name)
@@ -413,8 +414,10 @@ class Copied:
             await self._rename({})
         return True
 
-    async def _rename(self, names: dict[int, Name]) -> None:
+    async def _rename(self, names: dict[int, Name]) -> dict[int, Name]:
         """Note the names that tables have on the publisher now, or for some the names that the stream has.
+
+        Return those that are others than before.
 
         A dropped table gives up its name to the table that has it in the stream.
         """
@@ -426,6 +429,7 @@ class Copied:
                 sharing.check_renamed(self._mapping, row.name, changed.get(row.source_oid, row.name))
         async with self._control_pool.session() as conn:
             await copies.rename(conn, self._schema, self._slot_id, changed)
+        return changed
 
     async def _marks(self) -> frozenset[str]:
         """Return the marks of the state; a state of an older version has none and gets the present marks."""

@@ -61,6 +61,11 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         return f"pid {self.pid} ({self.application_name or 'no name'}, client {self.client}{since})"
 
 
+def awaited(sessions: Sequence[Holder]) -> str:
+    """Return for people that a command waits for sessions."""
+    return f"target: waiting for the end of {', '.join(map(str, sessions))}"
+
+
 def lease_key(slot_id: int) -> int:
     """Return the second key of lock 1."""
     return slot_id * 2
@@ -248,6 +253,16 @@ async def fence(
         ((is_released,),) = await rows(conn, query, [lock_class, worker_key(slot_id)])
     if not is_released:
         raise TargetLost("target, releasing the fence: the session no longer holds its lock")
+
+
+async def take_both(conn: Connection, slot_id: int, wait_s: float, on_wait: Callable[[Sequence[Holder]], None]) -> None:
+    """Take the leases of daemon and copy, and wait until no session of who held them before can write.
+
+    The arguments and errors are as in `take_lease` and `fence`.
+    """
+    for lock_class in (LOCK_CLASS, COPY_LOCK_CLASS):
+        await take_lease(conn, slot_id, wait_s, lock_class=lock_class)
+        await fence(conn, slot_id, on_wait, lock_class=lock_class)
 
 
 async def _try_lock(conn: Connection, key: int, lock_class: int) -> bool:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 PAUSED: Final = "paused: `parapply resume` copies it again"
 #: Why a table waits that the configuration has left out.
 WAS_SCHEMA_ONLY: Final = "mapping.schema_only has left its rows out"
+#: Why a table waits that has the name of another, which is gone.
+LACKS_INDEXES: Final = "an interrupted copy has dropped indexes of the target's table"
 
 
 class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -414,8 +416,9 @@ async def settle(  # noqa: PLR0913, PLR0917  the columns of a row
 ) -> bool:
     """Note a table that was published later: applied from its first row on, or waiting for a reason.
 
-    A row of its name and of another table is replaced, because that one is gone. Rows of tables that only have other
-    names by now must have been renamed before.
+    A row of its name and of another table is replaced, because that one is gone; what a copy has dropped of the
+    target's table is kept if this one waits. Rows of tables that only have other names by now must have been renamed
+    before.
 
     Returns:
         True if it was noted; False if the state knows the table already.
@@ -427,7 +430,8 @@ async def settle(  # noqa: PLR0913, PLR0917  the columns of a row
         " WHERE NOT EXISTS (SELECT FROM {s}.copies AS o WHERE o.slot_id = $1::int AND o.source_oid = $4::bigint)"
         " ON CONFLICT (slot_id, schema_name, table_name) DO UPDATE SET source_oid = EXCLUDED.source_oid,"
         " state = EXCLUDED.state, start_lsn = EXCLUDED.start_lsn, reason = EXCLUDED.reason, published_by = NULL,"
-        " rows = NULL, size_bytes = NULL, started_at = NULL, finished_at = NULL, indexes = DEFAULT"
+        " rows = NULL, size_bytes = NULL, started_at = NULL, finished_at = NULL,"
+        " indexes = CASE EXCLUDED.reason WHEN '' THEN EXCLUDED.indexes ELSE c.indexes END"
         " WHERE c.source_oid IS DISTINCT FROM EXCLUDED.source_oid RETURNING 1"
     )
     values = [slot_id, *name, source_oid, reason]
@@ -495,16 +499,27 @@ async def note_gap(conn: Connection, schema: str, slot_id: int, gap_lsn: int, se
 
 
 async def rename(conn: Connection, schema: str, slot_id: int, names: Mapping[int, Name]) -> None:
-    """Give tables the names that they have now, by OID; a row that has such a name and is none of them goes."""
+    """Give tables the names that they have now, by OID; a row that has such a name and is none of them goes.
+
+    The table then has the indexes to make that the row had. A name of a table that has no row changes nothing.
+    """
     # By way of names that no table has: two tables may have exchanged theirs.
     aside = in_schema(
         "UPDATE {s}.copies SET schema_name = '', table_name = source_oid::text"
         " WHERE slot_id = $1::int AND source_oid = ANY ($2::bigint[])",
         schema,
     )
+    carry = in_schema(
+        "UPDATE {s}.copies AS c SET indexes = c.indexes || o.indexes"
+        " FROM unnest($2::text[], $3::text[], $4::bigint[]) AS n(schema_name, table_name, source_oid)"
+        " JOIN {s}.copies AS o USING (schema_name, table_name)"
+        " WHERE c.slot_id = $1::int AND c.source_oid = n.source_oid AND o.slot_id = $1::int AND o.indexes <> '{{}}'",
+        schema,
+    )
     remove = in_schema(
         "DELETE FROM {s}.copies AS c USING unnest($2::text[], $3::text[], $4::bigint[])"
-        " AS n(schema_name, table_name, source_oid) WHERE c.slot_id = $1::int"
+        " AS n(schema_name, table_name, source_oid) JOIN {s}.copies AS o USING (source_oid)"
+        " WHERE c.slot_id = $1::int AND o.slot_id = $1::int"
         " AND c.schema_name = n.schema_name AND c.table_name = n.table_name",
         schema,
     )
@@ -518,6 +533,7 @@ async def rename(conn: Connection, schema: str, slot_id: int, names: Mapping[int
     with target_errors("noting the tables' names"):
         async with conn.transaction():
             await rows(conn, aside, [slot_id, list(names)])
+            await rows(conn, carry, named)
             await rows(conn, remove, named)
             await rows(conn, update, named)
 
