@@ -144,13 +144,19 @@ def test_the_endpoint_outlives_both_ends(pair: Pair) -> None:
 
 
 def test_a_failing_transaction_is_not_ready(pair: Pair) -> None:
-    """With on_error = retry the daemon lives, is not ready, and says why; repaired, it is."""
+    """With on_error = retry the daemon lives, is not ready, and says why; repaired, it is.
+
+    It says so also while a foreign lock keeps it from showing its workers.
+    """
     pair.create(_TABLES)
     daemon = pair.start(settings={**LISTEN, "apply.on_error": "retry"})
     endpoint = Endpoint(daemon)
+    endpoint.wait_until(lambda: endpoint.health()[0] == 200)
     pair.target.execute("INSERT INTO item VALUES (1, 7)")
-    pair.write("INSERT INTO item VALUES (1, 0)")
-    endpoint.wait_until(lambda: endpoint.health()[1]["state"] == "retrying")
+    with foreign_transaction(pair.target, "LOCK TABLE parapply.workers"):
+        pair.write("INSERT INTO item VALUES (1, 0)")
+        endpoint.wait_until(lambda: endpoint.health()[1]["state"] == "retrying")
+        pair.target.wait_until("SELECT state = 'retrying' FROM parapply.progress")
     status, report = endpoint.health("/healthz/ready")
     assert (status, report["ready"], report["live"]) == (503, False, True)
     assert "insert_exists" in report["reason"]

@@ -126,6 +126,10 @@ def _conflict(shown: Shown, minute: int) -> None:
         shown.figures.count_conflict(ConflictType.UPDATE_MISSING, "public.t", ConflictOutcome.SKIPPED)
 
 
+def _left_again(shown: Shown, minute: int) -> None:
+    shown.values[table.READY] = {(): minute % 2}
+
+
 def _dropped(shown: Shown, _minute: int) -> None:
     shown.values[table.APPLYLOG_DROPPED] = {(): shown.values[table.APPLYLOG_DROPPED][()] + 7}
 
@@ -145,6 +149,7 @@ _TROUBLES: Final = {
     "no answer": Trouble(("ParapplyDown",), 3, _down),
     "ends and is started again": Trouble(("ParapplyConflicts", "ParapplyRestarts"), 10, _restarted),
     "an end is away": Trouble(("ParapplyNotReady",), 4, _gauge(table.READY, 0)),
+    "serves and leaves again": Trouble(("ParapplyUnsteady",), 8, _left_again),
     "behind": Trouble(("ParapplyLag",), 7, _gauge(table.LAG_SECONDS, _DELAY_S + 301)),
     "a batch waits for a lock": Trouble(("ParapplyBlocked",), 3, _gauge(table.BLOCKED_SECONDS, 121)),
     "a session waits on the publisher": Trouble(("ParapplyBlocked",), 3, _session_blocked),

@@ -68,7 +68,7 @@ READY: Final = Metric("parapply_ready", "1 while changes are applied, and /healt
 LAG_SECONDS: Final = Metric(
     "parapply_lag_seconds",
     "Age of the oldest change of the publisher that is not on the target yet, 0 if there is none. While an end is away "
-    "it grows with the clock.",
+    "it grows with the clock, and the next start goes on from there until it knows better.",
 )
 DELAY: Final = Metric(
     "parapply_apply_delay_seconds", "apply.delay_s: the part of parapply_lag_seconds that is intended."

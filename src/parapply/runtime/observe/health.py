@@ -73,7 +73,7 @@ def signs_of(parts: Parts) -> list[Heartbeat]:
     return [
         Heartbeat("progress", progress.turns, waits_for),
         _intake(parts.batcher, parts.engine),
-        _pool(parts.engine, parts.workers, has_trouble=bool(parts.worker_tasks.kit.conflict_handler.troubles)),
+        _pool(parts.engine, parts.workers, has_trouble=bool(parts.engine.troubles)),
     ]
 
 
