@@ -237,7 +237,9 @@ class Leader:
         config = self._config
         applylog_writer = self._open_scribe()
         if applylog_writer is not None:
-            stack.callback(applylog_writer.close)
+            # Not in the event loop, which other slots' leaders share.
+            stack.push_async_callback(asyncio.to_thread, applylog_writer.close)
+            await applylog_writer.opened()
         self._gauges = Gauges(config, self._share, applylog_writer, self._waits)
         self._health = Health(config.source.slot, self._gauges, self._notifier)
         self.view = SlotView(config.source.slot, self._figures, self._gauges, self._health)
@@ -270,11 +272,16 @@ class Leader:
         config = self._config.applylog
         if config.directory is None:
             return None
-        retention = Retention(config.retention_s, config.retention_bytes)
-        log = ApplyLog(
-            config.directory, config.rotate_bytes, config.rotate_s, slot=self._config.source.slot, retention=retention
+        return ApplyLogWriter(
+            partial(
+                ApplyLog,
+                config.directory,
+                config.rotate_bytes,
+                config.rotate_s,
+                slot=self._config.source.slot,
+                retention=Retention(config.retention_s, config.retention_bytes),
+            )
         )
-        return ApplyLogWriter(log)
 
     async def _epochs(self, applylog_writer: ApplyLogWriter | None) -> str:
         while True:
