@@ -93,6 +93,12 @@ def test_each_slot_keeps_on_whatever_happens_to_the_others(databases: Databases,
     assert endpoint.health("/healthz/live")[0] == 200
     endpoint.wait_until(lambda: endpoint.health()[1]["slots"][1]["state"] == "stopped")
     assert "insert_exists on public.item" in endpoint.health()[1]["slots"][1]["reason"]
+    # The counts of a leader outlive it.
+    conflicts = rf'conflicts_total\{{slot="{two.slot}",type="insert_exists",outcome="stopped"'
+    counted = rf'parapply_(?:{conflicts}|slot_failures_total\{{slot="{two.slot}")\}} (\d+)\n'
+    endpoint.wait_until(lambda: [int(n) >= 2 for n in re.findall(counted, endpoint.get("/metrics")[1])] == [True] * 2)
+    stopped = f'parapply_state{{slot="{two.slot}",state="stopped"}} 1\n'
+    endpoint.wait_until(lambda: stopped in endpoint.get("/metrics")[1])
     two.target.execute("DELETE FROM item WHERE id = 200")
     daemon.send(signal.SIGHUP)
     assert daemon.wait_for_event("fleet_reloaded")["added"] == []

@@ -63,7 +63,10 @@ class _Tables(dict[str, TableFigures]):
 
 
 class Figures:
-    """Written by `runtime`: by the meter, the conflict handler (conflicts), intervals and the daemon (its last two)."""
+    """Written by `runtime`: the meter, the conflict handler (conflicts), intervals, daemon and fleet (its last three).
+
+    In a fleet they outlive a leader, because who counts a conflict that stops it ends before the next scrape.
+    """
 
     def __init__(self) -> None:
         self.tables: dict[str, TableFigures] = _Tables()
@@ -86,6 +89,7 @@ class Figures:
         )
         self.reconnects: Counter[str] = Counter(dict.fromkeys(table.ENDS, 0))
         self.heals = 0
+        self.failures = 0
         #: Of a batch: its source transactions, changes, bytes and seconds.
         self.of_batches = tuple(
             map(Histogram, (table.BATCH_TRANSACTIONS, table.BATCH_CHANGES, table.BATCH_BYTES, table.BATCH_SECONDS))
@@ -119,6 +123,7 @@ class Figures:
             table.TABLE_CONFLICTS: {},
             table.RECONNECTS: _by_one(self.reconnects),
             table.HEALS: {(): self.heals},
+            table.FAILURES: {(): self.failures},
             table.STAGE_SECONDS: {(stage,): getattr(stages, f"{stage}_s") for stage in table.STAGES},
             table.ROWS: {},
             table.TABLE_TRANSACTIONS: {},

@@ -40,7 +40,7 @@ TABLES_LIMIT: Final = 1000
 OTHER_TABLES: Final = "(other)"
 
 #: Values of labels that are known beforehand: their series exist from the start, at 0.
-STATES: Final = tuple([state for state in DaemonState if state not in {DaemonState.STOPPED, DaemonState.LOST}])
+STATES: Final = tuple(DaemonState)
 WORKER_STATES: Final = tuple(WorkerState)
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 STAGES: Final = ("queued", "dependency", "execute", "turn", "commit")
@@ -178,6 +178,9 @@ RECONNECTS: Final = _counter(
     "parapply_reconnects_total", "Attempts to connect after an end was lost, by that end.", ("end",)
 )
 HEALS: Final = _counter("parapply_heals_total", "Lost slots that the daemon has healed (source.on_lost_slot).")
+FAILURES: Final = _counter(
+    "parapply_slot_failures_total", "Ends of the slot with an error, in a daemon of several, which begins it again."
+)
 
 WORKERS: Final = Metric("parapply_workers", "Workers by activity; none while an end is away.", ("state",))
 QUEUE_BATCHES: Final = Metric("parapply_queue_batches", "Target transactions in hand, not committed.")

@@ -177,6 +177,7 @@ class Host(NamedTuple):
     spill_room: SpillRoom | None = None  # the same
     connector: Callable[[Config, Share], Connector] | None = None  # None: of a publisher
     heal: Heal | None = None  # None: a lost slot ends the leader
+    figures: Figures | None = None  # None: the leader's own
 
 
 class Leader:
@@ -204,7 +205,7 @@ class Leader:
         self._notifier = host.notifier
         #: For the endpoint; None before `run` has begun.
         self.view: SlotView | None = None
-        self._figures = Figures()
+        self._figures = Figures() if host.figures is None else host.figures
         self._waits = PublisherWaits(self._source_login, _log_waiting)
         self._log = logs.get_logger()
 
