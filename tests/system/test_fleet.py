@@ -375,6 +375,7 @@ def test_commands_about_several_databases(
     first, *lines = run("status", code=0).splitlines()
     assert first.split() == ["database", "slot", "exit", "result"]
     assert [line.split()[0] for line in lines] == ["fleet_a", printable(_HOSTILE).split()[0]]
+    assert ["  running, " in line for line in lines] == [True] * 2
 
     b.target.execute("UPDATE item SET v = 8 WHERE id = 7")
     only = ("--include-databases", "fleet_a", "--include-databases", _HOSTILE)
@@ -396,7 +397,10 @@ def test_commands_about_several_databases(
     none = [word for name in names for word in ("--exclude-databases", name)]
     assert "no database is left" in run("check", *none, code=2)
     assert "give --database NAME" in run("refresh", code=2)
-    daemon.stop()
+    daemon.kill()
+    a.target.wait_until(_SESSIONS.replace("count(*)", "count(*) = 0"))
+    killed = run("status", code=0).splitlines()[1:]
+    assert ["  no daemon runs (running), " in line for line in killed] == [True] * 2
 
 
 def test_top_of_several(databases: Databases, start_daemon: StartDaemon, run_command: RunCommand) -> None:
