@@ -11,6 +11,7 @@ from parapply import __version__
 from parapply.engine.state import lag_since
 from parapply.metrics import table
 from parapply.metrics.figures import cutover_values, migration_values
+from parapply.vocabulary import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,6 +149,7 @@ def _present(parts: Parts, now_s: float) -> Values:
         table.QUEUE_BATCHES: {(): len(parts.engine.jobs)},
         table.QUEUE_BYTES: {(): parts.engine.held_bytes + parts.batcher.open_bytes},
         table.BLOCKED_SECONDS: {(): parts.engine.blocked_s(now_s)},
+        table.READING: {(one,): float(one is parts.batcher.reader.stream.reading) for one in Reading},
         table.READING_PAUSED: {(): float(parts.batcher.reader.is_paused)},
         table.STREAMS: {(): len(parts.streams)},
         table.SPILL_BYTES: {(): parts.spill.used_bytes},
