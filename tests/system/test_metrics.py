@@ -43,6 +43,7 @@ def test_what_is_applied_is_counted(pair: Pair) -> None:
     pair.write("UPDATE item SET v = 2 WHERE id = 5")
     daemon.wait_caught_up()
     endpoint.wait_until(lambda: endpoint.samples().get("parapply_lag_bytes", {}).get(()) == 0)
+    endpoint.wait_until(lambda: "parapply_conflicts_kept" in endpoint.samples())
     found = endpoint.samples()
     rows = found["parapply_rows_total"]
     assert {key: n for key, n in rows.items() if n} == {
@@ -83,6 +84,12 @@ def test_what_is_applied_is_counted(pair: Pair) -> None:
     assert seldom <= _SELDOM
     assert found["parapply_reading"] == {("stream",): 1, ("ranges",): 0}
     daemon.stop()
+    # The history also has conflicts that no counter of this process has seen.
+    endpoint = Endpoint(pair.start(workers=2, settings={**LISTEN, "conflict.update_missing": "skip"}))
+    endpoint.wait_until(lambda: "parapply_conflicts_kept" in endpoint.samples())
+    found = endpoint.samples()
+    assert {key: n for key, n in found["parapply_conflicts_kept"].items() if n} == {("skipped", "update_missing"): 1}
+    assert not any(found["parapply_conflicts_total"].values())
 
 
 def test_wal_that_is_kept_is_seen_though_there_is_no_lag(pair: Pair) -> None:

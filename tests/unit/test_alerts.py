@@ -138,6 +138,10 @@ def _left_again(shown: Shown, minute: int) -> None:
     shown.values[table.READY] = {(): minute % 2}
 
 
+def _kept(shown: Shown, _minute: int) -> None:
+    shown.figures.conflicts_kept[ConflictType.UPDATE_MISSING, ConflictOutcome.SKIPPED] = 8
+
+
 def _dropped(shown: Shown, _minute: int) -> None:
     shown.values[table.APPLYLOG_DROPPED] = {(): shown.values[table.APPLYLOG_DROPPED][()] + 7}
 
@@ -167,6 +171,7 @@ _TROUBLES: Final = {
     "little WAL may still be kept": Trouble(("ParapplySlotAtRisk",), 2, _gauge(table.SLOT_SAFE, 1e5)),
     "the slot is about to be lost": Trouble(("ParapplySlotAtRisk",), 2, _unreserved),
     "the first conflict": Trouble(("ParapplyConflicts",), 2, _conflict),
+    "a conflict that no counter has": Trouble(("ParapplyConflicts",), 2, _kept),
     "a conflict before the first scrape": Trouble(("ParapplyConflicts",), 2, _conflict, before_min=0),
     "a command is left out": Trouble(("ParapplyCommandLeftOut",), 2, _left_out),
     "a forgotten prepared transaction": Trouble(("ParapplyPrepared",), 62, _gauge(table.PREPARED, 1)),
@@ -184,6 +189,7 @@ def _series(name: str, labels: dict[str, str]) -> str:
 
 def _scrapes(trouble: Trouble) -> list[dict[str, float]]:
     shown = Shown(Figures())
+    shown.figures.conflicts_kept[ConflictType.UPDATE_MISSING, ConflictOutcome.SKIPPED] = 7
     scrapes = []
     for minute in range(-trouble.before_min, trouble.minutes + _AFTER_MIN):
         shown.quiet()

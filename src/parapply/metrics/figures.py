@@ -87,6 +87,8 @@ class Figures:
         self.conflicts: Counter[tuple[str, str]] = Counter(
             dict.fromkeys(product(table.CONFLICT_TYPES, table.OUTCOMES), 0)
         )
+        #: Of the history, as it was last read; empty before that, so that no start looks like an increase.
+        self.conflicts_kept: dict[tuple[str, str], int] = {}
         self.reconnects: Counter[str] = Counter(dict.fromkeys(table.ENDS, 0))
         self.heals = 0
         self.failures = 0
@@ -121,6 +123,7 @@ class Figures:
             table.RETRIES: _by_one(self.retries),
             table.CONFLICTS: {key: float(n) for key, n in self.conflicts.items()},
             table.TABLE_CONFLICTS: {},
+            table.CONFLICTS_KEPT: {key: float(n) for key, n in self.conflicts_kept.items()},
             table.RECONNECTS: _by_one(self.reconnects),
             table.HEALS: {(): self.heals},
             table.FAILURES: {(): self.failures},

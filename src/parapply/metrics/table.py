@@ -174,6 +174,11 @@ TABLE_CONFLICTS: Final = _counter(
     "The same by table. A series begins with the first conflict, so an alarm must use parapply_conflicts_total.",
     ("type", "table", "outcome"),
 )
+CONFLICTS_KEPT: Final = Metric(
+    "parapply_conflicts_kept",
+    "Rows of parapply.conflicts, read once a minute. No counter has conflicts of a COMMIT without an answer.",
+    ("type", "outcome"),
+)
 RECONNECTS: Final = _counter(
     "parapply_reconnects_total", "Attempts to connect after an end was lost, by that end.", ("end",)
 )

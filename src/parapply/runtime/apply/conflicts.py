@@ -213,6 +213,8 @@ class ConflictHandler:
             if self._clock() - self._pruned_s >= _PRUNE_S:
                 self._pruned_s = self._clock()
                 await self._history.prune(conn, self._config.keep_s, self._config.keep_rows)
+                none = dict.fromkeys(self.figures.conflicts, 0)
+                self.figures.conflicts_kept = none | await self._history.kept(conn)
 
     def later(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Call back after a while, or as soon as the operator asks to skip a transaction; never after `close`."""
