@@ -104,6 +104,7 @@ class ApplyLog:
         self._fd = -1
         self._path = Path()
         self._size_bytes = 0  # of whole lines in the file
+        self._n_records = 0  # the same
         self._opened_s = self._retained_s = clock()
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -123,6 +124,7 @@ class ApplyLog:
             self._drop(error, n_records)
         else:
             self._size_bytes += len(lines)
+            self._n_records += n_records
             if self._is_failing:
                 self._is_failing = False
                 self._log.info("applylog_resumed", dropped=self.dropped)
@@ -151,8 +153,17 @@ class ApplyLog:
                 os.ftruncate(self._fd, self._size_bytes)
             except OSError:
                 # The torn line stays last in this file, where recovery cuts it off.
-                os.close(self._fd)
-                self._fd, self._size_bytes = -1, 0
+                self._close()
+
+    def _close(self) -> None:
+        fd, n_records = self._fd, self._n_records
+        self._fd, self._size_bytes, self._n_records = -1, 0, 0
+        try:
+            os.close(fd)
+        except OSError as error:
+            # A file server says only now that it has no room for some of what it took.
+            self.dropped += n_records
+            self._log.error("applylog_dropping", file=str(self._path), error=error.strerror, dropped=self.dropped)
 
     def _rotate(self) -> None:
         self._finish()
@@ -170,7 +181,7 @@ class ApplyLog:
             fd = _create_locked(final)
             if fd >= 0:
                 break
-        self._path, self._fd, self._size_bytes, self._opened_s = final, fd, 0, self._clock()
+        self._path, self._fd, self._opened_s = final, fd, self._clock()
 
     def _finish(self) -> None:
         if self._fd < 0:
@@ -180,8 +191,7 @@ class ApplyLog:
         except OSError as error:
             # The records are in the file: the next start renames it.
             self._log.error("applylog_dropping", file=str(self._path), error=error.strerror, dropped=self.dropped)
-        os.close(self._fd)
-        self._fd, self._size_bytes = -1, 0
+        self._close()
 
     def _remove_old(self) -> None:
         """Remove finished files of the slot: this is its only daemon, so no other process touches them."""
@@ -237,7 +247,7 @@ def recover(directory: Path) -> list[Path]:
     """Close the files that processes which died left open: cut an unfinished last line off, then rename.
 
     This covers every slot. Only the lock shows which process lives, because a dead one has lost its lock. Process
-    ids show nothing (every container's daemon is process 1).
+    ids show nothing (every container's daemon is process 1). Files of another role's daemon are left to it.
 
     Returns:
         The final names of the files that hold records.
@@ -247,14 +257,20 @@ def recover(directory: Path) -> list[Path]:
     """
     recovered = []
     for path in sorted(directory.glob(f"apply-*.jsonl{_OPEN_SUFFIX}")):
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # its writer has closed it since
+        except PermissionError as error:
+            get_logger().warning("applylog_not_recovered", file=str(path), error=error.strerror)
+            continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             size_bytes = _whole_lines_bytes(fd)
             os.ftruncate(fd, size_bytes)
             final = _give_final_name(path, size_bytes)
-        except BlockingIOError:
-            continue  # its writer lives
+        except (BlockingIOError, FileNotFoundError):
+            continue  # its writer lives, or has closed it
         finally:
             os.close(fd)
         if final is not None:

@@ -65,7 +65,7 @@ class DaemonState(StrEnum):
     RECONNECTING = "reconnecting"
     HEALING = "healing"  # the slot is lost: the daemon makes another one and copies what differs
     DRAINING = "draining"  # it reads no more, and finishes what it has
-    STOPPED = "stopped"  # only in the state tables: without the daemon nothing else says so
+    STOPPED = "stopped"  # in the state tables, and of a slot of several: a daemon alone is gone then
     LOST = "lost"  # the same, and the slot cannot give changes that the target lacks: `parapply heal`
 
 

@@ -219,6 +219,23 @@ def test_watermark_never_goes_back_and_prunes(target_db: Database) -> None:
     asyncio.run(run())
     assert target_db.rows("SELECT count(*) FROM x.applied") == [(2,)]
     assert target_db.rows("SELECT lag_bytes, lag_s, state, reason FROM x.progress") == [(16, 0.5, "waiting", "lock")]
+    target_db.execute("UPDATE x.slots SET updated_at = updated_at - interval '1 hour'")
+
+    async def lag_s(*states: str) -> float:
+        async with control(target_db.dsn) as conn:
+            slot_id = await state.find_slot(conn, "x", NEW.slot_name)
+            for one in states:
+                await state.set_state(conn, "x", slot_id, one)
+            found = await state.load(conn, "x", NEW.slot_name, NEW.system_identifier)
+            assert found is not None
+            return found.lag_s
+
+    # No daemon has checked the publisher since: the row of another date has the lag as of then.
+    assert asyncio.run(lag_s("reconnecting", "stopped")) > 3600.5
+    shown = "SELECT lag_s > 3600.5, updated_at > now() - interval '1 minute' FROM x.slots"
+    assert target_db.rows(shown) == [(True, True)]
+    target_db.execute("UPDATE x.slots SET lag_s = NULL, updated_at = updated_at - interval '1 hour'")
+    assert asyncio.run(lag_s()) > 3600 - 60
 
 
 @pytest.mark.crash

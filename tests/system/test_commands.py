@@ -116,7 +116,10 @@ def test_wait_and_until_reach_the_end_of_a_full_page(
 
 
 def test_status_tells_whether_a_daemon_runs(route: Route, start_daemon: StartDaemon, run_command: RunCommand) -> None:
-    """`status --json` while a daemon runs, while it is killed, and after an orderly end; each time exit 0."""
+    """`status --json` while a daemon runs, while it is killed, and after an orderly end; each time exit 0.
+
+    Of another cluster, or of one that was put back, the lag is not known.
+    """
     assert run_command(route, "init").returncode == 0
     assert not _status(run_command, route)["is_daemon_connected"]
     daemon = start_daemon(route, settings={"apply.workers": "auto"})
@@ -151,6 +154,12 @@ def test_status_tells_whether_a_daemon_runs(route: Route, start_daemon: StartDae
     assert stopped["reason"] == "everything up to --until is durable"
     assert stopped["source"]["slot_active_pid"] is None
     assert "stopped" in run_command(route, "status").stdout
+    for words, column, value in (("LESS", "lowest_lsn", "FFFFFF/0"), ("ANOTHER", "system_identifier", "1")):
+        route.target.execute(f"UPDATE parapply.slots SET {column} = '{value}'")
+        shown = _status(run_command, route)
+        assert (shown["lag_bytes"], shown["source"]["lag_bytes"]) == (None, None)
+        assert words in run_command(route, "status").stdout
+        assert words in run_command(route, "top", "--once").stdout
 
 
 def test_drop_refuses_while_a_daemon_runs(route: Route, start_daemon: StartDaemon, run_command: RunCommand) -> None:

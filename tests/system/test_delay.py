@@ -8,6 +8,7 @@ import pytest
 
 from parapply.wire.decode import decode
 from parapply.wire.messages import BeginPrepare, Commit
+from tests.fixtures.endpoint import LISTEN, Endpoint
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import commit_each, plain_route
 from tests.fixtures.route import Route
@@ -74,7 +75,8 @@ def test_what_is_held_back_stays_with_the_publisher(
 ) -> None:
     """A transaction that is not due is not on the target, whatever its size, and comes once the delay is removed.
 
-    A snapshot of the present rows needs no waiting; one that needs changes still to come is refused.
+    A snapshot of the present rows needs no waiting; one that needs changes still to come is refused. A daemon that was
+    away shows at once how old the change may be.
     """
     commit_each(route.source, 1, 2)
     start_daemon(route, "--until", route.end_of_source_lsn()).exit_code()
@@ -89,6 +91,13 @@ def test_what_is_held_back_stays_with_the_publisher(
     assert "apply.delay_s = 0" in refused.stderr
     daemon.stop()
     assert _ids(route.target) == [1, 2]
+    route.target.execute("UPDATE parapply.slots SET updated_at = updated_at - interval '1 hour'")
+    daemon = start_daemon(route, settings={"apply.delay_s": 3600, **LISTEN})
+    endpoint = Endpoint(daemon)
+    endpoint.wait_until(lambda: "parapply_lag_seconds" in endpoint.samples())
+    assert endpoint.samples()["parapply_lag_seconds"][()] > 3600
+    daemon.stop()
+    assert route.target.rows("SELECT lag_s > 3600 FROM parapply.slots") == [(True,)]
     assert start_daemon(route, "--until", route.end_of_source_lsn()).exit_code() == 0
     assert route.target.rows("SELECT count(*) FROM evt") == [(55000,)]
 

@@ -93,6 +93,12 @@ def test_each_slot_keeps_on_whatever_happens_to_the_others(databases: Databases,
     assert endpoint.health("/healthz/live")[0] == 200
     endpoint.wait_until(lambda: endpoint.health()[1]["slots"][1]["state"] == "stopped")
     assert "insert_exists on public.item" in endpoint.health()[1]["slots"][1]["reason"]
+    # The counts of a leader outlive it.
+    conflicts = rf'conflicts_total\{{slot="{two.slot}",type="insert_exists",outcome="stopped"'
+    counted = rf'parapply_(?:{conflicts}|slot_failures_total\{{slot="{two.slot}")\}} (\d+)\n'
+    endpoint.wait_until(lambda: [int(n) >= 2 for n in re.findall(counted, endpoint.get("/metrics")[1])] == [True] * 2)
+    stopped = f'parapply_state{{slot="{two.slot}",state="stopped"}} 1\n'
+    endpoint.wait_until(lambda: stopped in endpoint.get("/metrics")[1])
     two.target.execute("DELETE FROM item WHERE id = 200")
     daemon.send(signal.SIGHUP)
     assert daemon.wait_for_event("fleet_reloaded")["added"] == []
@@ -369,6 +375,7 @@ def test_commands_about_several_databases(
     first, *lines = run("status", code=0).splitlines()
     assert first.split() == ["database", "slot", "exit", "result"]
     assert [line.split()[0] for line in lines] == ["fleet_a", printable(_HOSTILE).split()[0]]
+    assert ["  running, " in line for line in lines] == [True] * 2
 
     b.target.execute("UPDATE item SET v = 8 WHERE id = 7")
     only = ("--include-databases", "fleet_a", "--include-databases", _HOSTILE)
@@ -390,7 +397,10 @@ def test_commands_about_several_databases(
     none = [word for name in names for word in ("--exclude-databases", name)]
     assert "no database is left" in run("check", *none, code=2)
     assert "give --database NAME" in run("refresh", code=2)
-    daemon.stop()
+    daemon.kill()
+    a.target.wait_until(_SESSIONS.replace("count(*)", "count(*) = 0"))
+    killed = run("status", code=0).splitlines()[1:]
+    assert ["  no daemon runs (running), " in line for line in killed] == [True] * 2
 
 
 def test_top_of_several(databases: Databases, start_daemon: StartDaemon, run_command: RunCommand) -> None:

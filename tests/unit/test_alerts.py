@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from parapply.metrics import table
 from parapply.metrics.exposition import SlotFigures, exposition
 from parapply.metrics.figures import Figures
-from parapply.vocabulary import ConflictOutcome, ConflictType
+from parapply.vocabulary import CommandOutcome, ConflictOutcome, ConflictType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -126,6 +126,22 @@ def _conflict(shown: Shown, minute: int) -> None:
         shown.figures.count_conflict(ConflictType.UPDATE_MISSING, "public.t", ConflictOutcome.SKIPPED)
 
 
+def _failed(shown: Shown, _minute: int) -> None:
+    shown.figures.failures += 1
+
+
+def _left_out(shown: Shown, minute: int) -> None:
+    shown.figures.commands[CommandOutcome.LEFT_OUT] += minute == 0
+
+
+def _left_again(shown: Shown, minute: int) -> None:
+    shown.values[table.READY] = {(): minute % 2}
+
+
+def _kept(shown: Shown, _minute: int) -> None:
+    shown.figures.conflicts_kept[ConflictType.UPDATE_MISSING, ConflictOutcome.SKIPPED] = 8
+
+
 def _dropped(shown: Shown, _minute: int) -> None:
     shown.values[table.APPLYLOG_DROPPED] = {(): shown.values[table.APPLYLOG_DROPPED][()] + 7}
 
@@ -144,7 +160,9 @@ def _restarted(shown: Shown, minute: int) -> None:
 _TROUBLES: Final = {
     "no answer": Trouble(("ParapplyDown",), 3, _down),
     "ends and is started again": Trouble(("ParapplyConflicts", "ParapplyRestarts"), 10, _restarted),
+    "a slot of several fails": Trouble(("ParapplySlotFails",), 6, _failed),
     "an end is away": Trouble(("ParapplyNotReady",), 4, _gauge(table.READY, 0)),
+    "serves and leaves again": Trouble(("ParapplyUnsteady",), 8, _left_again),
     "behind": Trouble(("ParapplyLag",), 7, _gauge(table.LAG_SECONDS, _DELAY_S + 301)),
     "a batch waits for a lock": Trouble(("ParapplyBlocked",), 3, _gauge(table.BLOCKED_SECONDS, 121)),
     "a session waits on the publisher": Trouble(("ParapplyBlocked",), 3, _session_blocked),
@@ -153,8 +171,12 @@ _TROUBLES: Final = {
     "little WAL may still be kept": Trouble(("ParapplySlotAtRisk",), 2, _gauge(table.SLOT_SAFE, 1e5)),
     "the slot is about to be lost": Trouble(("ParapplySlotAtRisk",), 2, _unreserved),
     "the first conflict": Trouble(("ParapplyConflicts",), 2, _conflict),
+    "a conflict that no counter has": Trouble(("ParapplyConflicts",), 2, _kept),
     "a conflict before the first scrape": Trouble(("ParapplyConflicts",), 2, _conflict, before_min=0),
+    "a command is left out": Trouble(("ParapplyCommandLeftOut",), 2, _left_out),
     "a forgotten prepared transaction": Trouble(("ParapplyPrepared",), 62, _gauge(table.PREPARED, 1)),
+    "the same, from the first scrape on": Trouble(("ParapplyPrepared",), 62, _gauge(table.PREPARED, 1), before_min=0),
+    "a prepared transaction at the start": Trouble((), 30, _gauge(table.PREPARED, 1), before_min=0),
     "a table is published and not applied": Trouble(("ParapplyTablesWaiting",), 3, _gauge(table.TABLES_WAITING, 1)),
     "the apply log's disk is full": Trouble(("ParapplyApplyLog",), 3, _dropped),
 }
@@ -167,6 +189,7 @@ def _series(name: str, labels: dict[str, str]) -> str:
 
 def _scrapes(trouble: Trouble) -> list[dict[str, float]]:
     shown = Shown(Figures())
+    shown.figures.conflicts_kept[ConflictType.UPDATE_MISSING, ConflictOutcome.SKIPPED] = 7
     scrapes = []
     for minute in range(-trouble.before_min, trouble.minutes + _AFTER_MIN):
         shown.quiet()

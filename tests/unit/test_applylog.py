@@ -78,7 +78,7 @@ def lines_in(directory: Path) -> list[int]:
 
 def test_a_record_reads_back_with_its_version(tmp_path: Path) -> None:
     """The written record equals the schema, including version and kind of record."""
-    log = ApplyLogWriter(ApplyLog(tmp_path, 1 << 20, 60))
+    log = ApplyLogWriter(lambda: ApplyLog(tmp_path, 1 << 20, 60))
     log.write([record()])
     log.close()
     (path,) = tmp_path.iterdir()
@@ -193,6 +193,49 @@ def test_a_full_disk_drops_records_and_nothing_else(tmp_path: Path, monkeypatch:
     assert lines_in(tmp_path) == [1, 4]
     events = [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
     assert events == ["applylog_dropping", "applylog_resumed"]
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_a_file_server_that_refuses_at_the_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_torn: bool
+) -> None:
+    """Records that it had taken may be lost: they count, and the next ones go to another file."""
+    log = ApplyLog(tmp_path, 1 << 20, 3600)
+    log.append(line(1), 1)
+    log.append(line(2), 1)
+
+    def refuse(_fd: int, *_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", refuse)
+        if is_torn:
+            patched.setattr(os, "write", refuse)
+            patched.setattr(os, "ftruncate", refuse)
+            log.append(line(3), 1)
+        else:
+            log.close()
+    assert log.dropped == 2 + is_torn
+    log.append(line(4), 1)
+    log.close()
+    assert 4 in lines_in(tmp_path)
+
+
+def test_a_neighbours_file_ends_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closed since the directory was read, or of another role: left alone; what can be recovered is."""
+    for name in ("gone", "kept", "other"):
+        (tmp_path / f"apply-{name}-20261121T000000Z-1-0.jsonl.open").write_bytes(line(1))
+    open_file = os.open
+
+    def opened(path: Path, *arguments: int) -> int:
+        if "gone" in path.name:
+            path.unlink()
+        if "other" in path.name:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_file(path, *arguments)
+
+    monkeypatch.setattr(os, "open", opened)
+    assert [path.name.split("-")[1] for path in recover(tmp_path)] == ["kept"]
 
 
 def test_an_unusable_directory_is_a_configuration_error(tmp_path: Path) -> None:

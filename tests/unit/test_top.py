@@ -49,7 +49,7 @@ _LIMITS = {
 
 def _report(**more: object) -> dict[str, Any]:
     return {
-        "slot_name": "app", "database_name": "app", "lowest_remote_lsn": "FFFFFFFF/FFFFFFFF",
+        "slot_name": "app", "database_name": "app", "system_identifier": "1", "lowest_remote_lsn": "FFFFFFFF/FFFFFFFF",
         "highest_remote_lsn": "FFFFFFFF/FFFFFFFF", "confirmed_flush_lsn": "0/1", "lag_bytes": 10**12, "lag_s": 0.5,
         "commit_order": "preserve", "worker_count": 4, "state": "running", "reason": "", "two_phase": "disabled",
         "reading": "stream", "limits": _LIMITS,
@@ -265,7 +265,8 @@ def test_top_on_a_wide_screen() -> None:
 
 
 _SOURCE = {
-    "is_reachable": True, "flush_lsn": "0/9", "slot_exists": True, "slot_active_pid": None, "lag_bytes": 4,
+    "is_reachable": True, "error": None, "system_identifier": "1", "flush_lsn": "FFFFFFFF/FFFFFFFF",
+    "slot_exists": True, "slot_active_pid": None, "lag_bytes": 4,
     "slot_wal_status": "extended", "slot_invalidation_reason": None, "slot_retained_wal_bytes": 5_000_000_000,
     "slot_safe_wal_bytes": None, "slot_retained_wal_limit_bytes": None,
 }  # fmt: skip

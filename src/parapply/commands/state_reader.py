@@ -119,10 +119,9 @@ class StateReader:
         except ParapplyError:
             await self._close()
             raise
-        low = report["lowest_remote_lsn"]
-        report["source"] = await self._read_source(None if low is None else parse_lsn(low))
-        if report["source"]["lag_bytes"] is not None:
-            report["lag_bytes"] = report["source"]["lag_bytes"]
+        report["source"] = source = await self._read_source()
+        if source["is_reachable"]:
+            report["lag_bytes"] = source["lag_bytes"] = _lag_bytes(report)
         report["lag_s"] = lag_s(report)
         return report
 
@@ -160,7 +159,7 @@ class StateReader:
             report["limits"] = None
         return report
 
-    async def _read_source(self, low_lsn: int | None) -> dict[str, Any]:
+    async def _read_source(self) -> dict[str, Any]:
         login = self._config.source.login
         if not login.dsn:
             return _unreachable("source.dsn is not set")
@@ -180,8 +179,7 @@ class StateReader:
             # Not raised, because a status is also asked for when the publisher is down.
             return _unreachable(error.line())
         limit_bytes = self._config.source.retained_wal_limit_bytes or None
-        found = _of_source(facts, low_lsn)
-        return {**found, "slot_retained_wal_limit_bytes": limit_bytes, "blocked": _documents(waiting)}
+        return {**_of_source(facts), "slot_retained_wal_limit_bytes": limit_bytes, "blocked": _documents(waiting)}
 
 
 def is_silent(report: dict[str, Any]) -> bool:
@@ -203,6 +201,25 @@ def lag_s(report: dict[str, Any]) -> float | None:
     return None if report["lag_s"] is None else float(report["lag_s"] + report["silent_s"])
 
 
+def stranger(report: dict[str, Any]) -> str:
+    """Return why the publisher that answers is not the one that is applied; empty if it is, or does not answer."""
+    source = report["source"]
+    if not source["is_reachable"] or report["state"] is None:
+        return ""
+    if source["system_identifier"] != report["system_identifier"]:
+        return "ANOTHER cluster than the one that is applied"
+    if parse_lsn(source["flush_lsn"]) < parse_lsn(report["lowest_remote_lsn"]):
+        return "LESS than is applied: put back to an older state, or a standby that replays"
+    return ""
+
+
+def _lag_bytes(report: dict[str, Any]) -> int | None:
+    low = report["lowest_remote_lsn"]
+    if low is None or stranger(report):
+        return None
+    return parse_lsn(report["source"]["flush_lsn"]) - parse_lsn(low)
+
+
 def _documents(found: Sequence[blocked.BlockedSession]) -> list[dict[str, Any]]:
     return [{**msgspec.structs.asdict(one), "line": one.line()} for one in found]
 
@@ -218,7 +235,7 @@ def _unreachable(error: str) -> dict[str, Any]:
     return {**dict.fromkeys(SourceDocument.__struct_fields__), "is_reachable": False, "error": error, "blocked": []}
 
 
-def _of_source(facts: slot.SourceFacts, low_lsn: int | None) -> dict[str, Any]:
+def _of_source(facts: slot.SourceFacts) -> dict[str, Any]:
     found = facts.slot
     return {
         "is_reachable": True,
@@ -226,7 +243,6 @@ def _of_source(facts: slot.SourceFacts, low_lsn: int | None) -> dict[str, Any]:
         "system_identifier": facts.system_identifier,
         "timeline": facts.timeline,
         "flush_lsn": format_lsn(facts.flush_lsn),
-        "lag_bytes": None if low_lsn is None else max(0, facts.flush_lsn - low_lsn),
         "slot_exists": found is not None,
         "slot_active_pid": found.active_pid if found else None,
         "slot_wal_status": found.wal_status if found else None,

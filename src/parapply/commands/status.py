@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parapply.amounts import brief
-from parapply.commands.state_reader import StateReader, collect, is_present, is_silent
+from parapply.commands.state_reader import StateReader, collect, is_present, is_silent, stranger
 from parapply.errors import ParapplyError
 from parapply.printable import printable_tree
 from parapply.terminal import is_hung_up
@@ -166,7 +166,7 @@ def _facts(report: dict[str, Any], *, with_evidence: bool) -> Table:
     _add(grid, "slot", f"{report['slot_name']} from database {report['database_name']}")
     _add(grid, "state", f"{report['state']}{reason}")
     _add(grid, "daemon", _daemon_line(report))
-    _add(grid, "source", _source_line(report["source"]))
+    _add(grid, "source", "; ".join(filter(None, (stranger(report), _source_line(report["source"])))))
     _add(grid, "complete up to", f"{report['lowest_remote_lsn']}, newest {report['highest_remote_lsn']}")
     _add(grid, "confirmed", report["confirmed_flush_lsn"] or "nothing yet")
     lag_bytes = "unknown" if report["lag_bytes"] is None else f"{report['lag_bytes']:,} bytes of WAL"
@@ -192,7 +192,11 @@ def line(report: dict[str, Any]) -> str:
     if report["state"] is None:
         return "a migration has not made the slot yet"
     reason = f": {report['reason']}" if report["reason"] else ""
-    return f"{report['state']}, {_lag(report)} behind{reason}"
+    state, silent = report["state"], f", nothing heard for {brief(report['silent_s'])}" if is_silent(report) else ""
+    if not report["is_daemon_connected"] and state != DaemonState.RECONNECTING:
+        state, silent = f"no daemon runs ({state})", ""
+    wrong = f", the source is {why}" if (why := stranger(report)) else ""
+    return f"{state}{silent}, {_lag(report)} behind{wrong}{reason}"
 
 
 def _worker_count(report: dict[str, Any]) -> str:

@@ -116,6 +116,19 @@ class ConflictHistory:
         values = [self._slot_id, keep_s, keep_rows, ConflictOutcome.STOPPED.value]
         await state_rows(conn, self._schema, "pruning the history of conflicts", query, values)
 
+    async def kept(self, conn: Connection) -> dict[tuple[str, str], int]:
+        """Return the number of conflicts that are kept, by type and outcome.
+
+        Raises:
+            TargetRefused, TargetLost: as `write`.
+        """
+        query = (
+            "SELECT conflict_type, outcome, pg_catalog.count(*) FROM {s}.conflicts"
+            " WHERE slot_id = $1::int GROUP BY conflict_type, outcome"
+        )
+        found = await state_rows(conn, self._schema, "counting conflicts", query, [self._slot_id])
+        return {(conflict_type, outcome): n for conflict_type, outcome, n in found}
+
     def _values(self, conflict: Conflict) -> list[bytes | None]:
         key, key_is_cut = shortened(conflict.key)
         remote, remote_is_cut = shortened(conflict.remote_row)

@@ -14,6 +14,15 @@ from parapply.vocabulary import DaemonState
 if TYPE_CHECKING:
     from parapply.engine.job import Job
 
+#: Seconds without a check of the publisher after which the last one is not current.
+FRESH_S = 5.0
+
+
+def lag_since(lag_s: float, looked_s: float, look_s: float, now_s: float) -> float:
+    """Return a lag at `now_s`: without a recent check, changes are assumed to have been waiting since the last one."""
+    age_s = now_s - looked_s
+    return lag_s + (age_s if age_s > FRESH_S + look_s else 0.0)
+
 
 class Watermark:
     """Commits finishing in any order, turned into the LSN below which all is done. Used by the leader only.
@@ -75,11 +84,12 @@ class EngineState:
         "n_workers",
         "note",
         "passed_us",
+        "reason",
         "session_blocked_s",
-        "shown",
         "source_clock_us",
         "source_insert_lsn",
         "source_lsn",
+        "troubles",
         "unanswered_since_s",
         "watermark",
     )
@@ -114,7 +124,7 @@ class EngineState:
         self.source_insert_lsn = 0
         #: The time that its WAL had passed: its clock, or, of a standby, of the last commit replayed. None: not known.
         self.passed_us: int | None = None
-        #: How far the target is behind; None: not checked yet.
+        #: How far the target is behind; before the first check at most, by the state; None: not known.
         self.lag_s: float | None = None
         #: Time of that check.
         self.looked_s = now_s
@@ -131,8 +141,22 @@ class EngineState:
         self.foreign_waits: dict[int, str] = {}
         #: Shown as the reason while all goes well; the epoch's.
         self.note = ""
-        #: State and reason, for people: of the monitor, and at the end of `Progress`.
-        self.shown = (DaemonState.RUNNING, "")
+        #: The same and all that slows it, as the monitor saw it last.
+        self.reason = ""
+        # The repair:
+        #: Why workers keep trying batches, by number of the batch.
+        self.troubles: dict[int, str] = {}
+
+    @property
+    def shown(self) -> tuple[DaemonState, str]:
+        """Return state and reason, for people. Trouble shows also while the monitor itself waits for a lock."""
+        if self.troubles:
+            return DaemonState.RETRYING, self.troubles[min(self.troubles)]
+        return DaemonState.RUNNING, self.reason
+
+    def lag_at(self, now_s: float) -> float | None:
+        """Return how far the target is behind; None: not known."""
+        return None if self.lag_s is None else lag_since(self.lag_s, self.looked_s, self.look_s, now_s)
 
     def blocked_s(self, now_s: float) -> float:
         """Return how long a batch has waited for foreign sessions; 0: none does."""

@@ -63,7 +63,10 @@ class _Tables(dict[str, TableFigures]):
 
 
 class Figures:
-    """Written by `runtime`: by the meter, the conflict handler (conflicts), intervals and the daemon (its last two)."""
+    """Written by `runtime`: the meter, the conflict handler (conflicts), intervals, daemon and fleet (its last three).
+
+    In a fleet they outlive a leader, because who counts a conflict that stops it ends before the next scrape.
+    """
 
     def __init__(self) -> None:
         self.tables: dict[str, TableFigures] = _Tables()
@@ -84,8 +87,11 @@ class Figures:
         self.conflicts: Counter[tuple[str, str]] = Counter(
             dict.fromkeys(product(table.CONFLICT_TYPES, table.OUTCOMES), 0)
         )
+        #: Of the history, as it was last read; empty before that, so that no start looks like an increase.
+        self.conflicts_kept: dict[tuple[str, str], int] = {}
         self.reconnects: Counter[str] = Counter(dict.fromkeys(table.ENDS, 0))
         self.heals = 0
+        self.failures = 0
         #: Of a batch: its source transactions, changes, bytes and seconds.
         self.of_batches = tuple(
             map(Histogram, (table.BATCH_TRANSACTIONS, table.BATCH_CHANGES, table.BATCH_BYTES, table.BATCH_SECONDS))
@@ -117,8 +123,10 @@ class Figures:
             table.RETRIES: _by_one(self.retries),
             table.CONFLICTS: {key: float(n) for key, n in self.conflicts.items()},
             table.TABLE_CONFLICTS: {},
+            table.CONFLICTS_KEPT: {key: float(n) for key, n in self.conflicts_kept.items()},
             table.RECONNECTS: _by_one(self.reconnects),
             table.HEALS: {(): self.heals},
+            table.FAILURES: {(): self.failures},
             table.STAGE_SECONDS: {(stage,): getattr(stages, f"{stage}_s") for stage in table.STAGES},
             table.ROWS: {},
             table.TABLE_TRANSACTIONS: {},

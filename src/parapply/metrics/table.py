@@ -40,7 +40,7 @@ TABLES_LIMIT: Final = 1000
 OTHER_TABLES: Final = "(other)"
 
 #: Values of labels that are known beforehand: their series exist from the start, at 0.
-STATES: Final = tuple([state for state in DaemonState if state not in {DaemonState.STOPPED, DaemonState.LOST}])
+STATES: Final = tuple(DaemonState)
 WORKER_STATES: Final = tuple(WorkerState)
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 STAGES: Final = ("queued", "dependency", "execute", "turn", "commit")
@@ -68,7 +68,7 @@ READY: Final = Metric("parapply_ready", "1 while changes are applied, and /healt
 LAG_SECONDS: Final = Metric(
     "parapply_lag_seconds",
     "Age of the oldest change of the publisher that is not on the target yet, 0 if there is none. While an end is away "
-    "it grows with the clock.",
+    "it grows with the clock, and the next start goes on from there until it knows better.",
 )
 DELAY: Final = Metric(
     "parapply_apply_delay_seconds", "apply.delay_s: the part of parapply_lag_seconds that is intended."
@@ -174,10 +174,18 @@ TABLE_CONFLICTS: Final = _counter(
     "The same by table. A series begins with the first conflict, so an alarm must use parapply_conflicts_total.",
     ("type", "table", "outcome"),
 )
+CONFLICTS_KEPT: Final = Metric(
+    "parapply_conflicts_kept",
+    "Rows of parapply.conflicts, read once a minute. No counter has conflicts of a COMMIT without an answer.",
+    ("type", "outcome"),
+)
 RECONNECTS: Final = _counter(
     "parapply_reconnects_total", "Attempts to connect after an end was lost, by that end.", ("end",)
 )
 HEALS: Final = _counter("parapply_heals_total", "Lost slots that the daemon has healed (source.on_lost_slot).")
+FAILURES: Final = _counter(
+    "parapply_slot_failures_total", "Ends of the slot with an error, in a daemon of several, which begins it again."
+)
 
 WORKERS: Final = Metric("parapply_workers", "Workers by activity; none while an end is away.", ("state",))
 QUEUE_BATCHES: Final = Metric("parapply_queue_batches", "Target transactions in hand, not committed.")

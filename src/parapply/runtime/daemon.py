@@ -177,6 +177,7 @@ class Host(NamedTuple):
     spill_room: SpillRoom | None = None  # the same
     connector: Callable[[Config, Share], Connector] | None = None  # None: of a publisher
     heal: Heal | None = None  # None: a lost slot ends the leader
+    figures: Figures | None = None  # None: the leader's own
 
 
 class Leader:
@@ -204,7 +205,7 @@ class Leader:
         self._notifier = host.notifier
         #: For the endpoint; None before `run` has begun.
         self.view: SlotView | None = None
-        self._figures = Figures()
+        self._figures = Figures() if host.figures is None else host.figures
         self._waits = PublisherWaits(self._source_login, _log_waiting)
         self._log = logs.get_logger()
 
@@ -237,7 +238,9 @@ class Leader:
         config = self._config
         applylog_writer = self._open_scribe()
         if applylog_writer is not None:
-            stack.callback(applylog_writer.close)
+            # Not in the event loop, which other slots' leaders share.
+            stack.push_async_callback(asyncio.to_thread, applylog_writer.close)
+            await applylog_writer.opened()
         self._gauges = Gauges(config, self._share, applylog_writer, self._waits)
         self._health = Health(config.source.slot, self._gauges, self._notifier)
         self.view = SlotView(config.source.slot, self._figures, self._gauges, self._health)
@@ -270,11 +273,16 @@ class Leader:
         config = self._config.applylog
         if config.directory is None:
             return None
-        retention = Retention(config.retention_s, config.retention_bytes)
-        log = ApplyLog(
-            config.directory, config.rotate_bytes, config.rotate_s, slot=self._config.source.slot, retention=retention
+        return ApplyLogWriter(
+            partial(
+                ApplyLog,
+                config.directory,
+                config.rotate_bytes,
+                config.rotate_s,
+                slot=self._config.source.slot,
+                retention=Retention(config.retention_s, config.retention_bytes),
+            )
         )
-        return ApplyLogWriter(log)
 
     async def _epochs(self, applylog_writer: ApplyLogWriter | None) -> str:
         while True:

@@ -124,6 +124,7 @@ class Epoch:
         self._place = state.StatePlace(config.target.state_schema, config.source.slot, ends.state.slot_id)
         is_relaxed = config.apply.commit_order == "relaxed"
         self._engine = EngineState(ends.state.low_lsn, loop.time(), is_relaxed=is_relaxed)
+        self._engine.lag_s = ends.state.lag_s
         self._engine.note = _note(ends.whole_until_lsn, config.apply)
         self._pool = WorkerPool(Flight(self._engine, most_places=ends.most_places))
         self._conflict_handler = ConflictHandler(
@@ -322,7 +323,7 @@ class Epoch:
             or len(self._streams)
             or self._two_phase.n_pending
             or self._conflict_handler.skips
-            or self._conflict_handler.troubles
+            or engine.troubles
             or self._monitor.moves.are_under_way
             or self._progress.is_held_up
             or not self._requests.hears_calls

@@ -18,7 +18,8 @@ from structlog.contextvars import bound_contextvars
 from parapply import __version__, logs
 from parapply.config import Config
 from parapply.config_fleet import CONTROL_CONNECTIONS
-from parapply.errors import ConfigError, ParapplyError
+from parapply.errors import ConfigError, ParapplyError, SlotLost
+from parapply.metrics.figures import Figures
 from parapply.runtime.daemon import Host, Leader, calm_garbage_collector
 from parapply.runtime.observe.http import FleetSlot, endpoint_of_fleet
 from parapply.runtime.observe.systemd import Notifier
@@ -89,6 +90,7 @@ class _Slot:
         #: LSN up to which everything was applied then.
         self._failed_lsn = 0
         self.leader: Leader | None = None
+        self._figures = Figures()
         self._until = until
         self._heal = heal
         self._reloader = self._new_reloader()
@@ -168,6 +170,7 @@ class _Slot:
                 if exit_code == 0:
                     return
                 self.exit_code, self._failed_lsn = exit_code, low_lsn
+                self._figures.failures += 1
                 self._log.error("slot_failed", exit_code=self.exit_code, wait_s=pause_s)
                 await self._pause(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -187,14 +190,17 @@ class _Slot:
         self._signals.renew()
         self._reloader = self._new_reloader()
         host = Host(
-            self._signals, Notifier({}), self.shared.share, self._spill_room, connector=self._connector, heal=self._heal
-        )
+            self._signals, Notifier({}), self.shared.share, self._spill_room,
+            connector=self._connector, heal=self._heal, figures=self._figures,
+        )  # fmt: skip
         self.leader = leader = Leader(self._reloader, self._until, host, takeover=False)
+        shown = DaemonState.STOPPED
         try:
             await leader.run()
         except ParapplyError as error:
             # The leader has logged it.
             exit_code, reason = error.exit_code, error.line()
+            shown = DaemonState.LOST if isinstance(error, SlotLost) else shown
         except Exception as error:  # noqa: BLE001  a slot for itself
             # A mistake of ours that one slot's data brings out must not end the others.
             self._log.exception("daemon_failed", error=type(error).__name__, hint="this is a bug: please report it")
@@ -202,7 +208,7 @@ class _Slot:
         else:
             exit_code, reason = 0, "ended in order"
         if leader.view is not None:
-            leader.view.health.left(DaemonState.STOPPED, reason)
+            leader.view.health.left(shown, reason)
         return exit_code
 
     def _connector(self, config: Config, share: Share) -> Connector:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parapply.amounts import brief, size
-from parapply.commands.state_reader import is_silent
+from parapply.commands.state_reader import is_silent, stranger
 from parapply.printable import printable, printable_tree
 from parapply.vocabulary import SCHEMA_ONLY, CopyState, DaemonState, WaitKind, WorkerState
 from parapply.wording import cutover_line, how_far, step_state
@@ -146,8 +146,8 @@ def _positions(report: dict[str, Any]) -> Text:
         ("complete up to ", "dim"), report["lowest_remote_lsn"], ("  newest ", "dim"), report["highest_remote_lsn"],
         ("  order ", "dim"), report["commit_order"], ("  reads ", "dim"), report["reading"].partition(":")[0],
     )  # fmt: skip
-    if not report["source"]["is_reachable"]:
-        upto = Text(f"publisher: {report['source']['error']}", style="bold red")
+    if problem := report["source"]["error"] or stranger(report):
+        upto = Text(f"publisher: {problem}", style="bold red")
     upto.no_wrap, upto.overflow = True, "ellipsis"
     return upto
 

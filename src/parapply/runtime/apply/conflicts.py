@@ -46,7 +46,7 @@ _PRUNE_S = 60.0
 
 
 class ConflictHandler:
-    """`skips` and `troubles` are written here; read by workers, the monitor and the metrics."""
+    """`skips` is written here; read by workers and the monitor."""
 
     def __init__(self, config: ConflictConfig, skips: Skips, control_pool: ControlPool, figures: Figures) -> None:
         """Start with nothing known; `look` reads the operator's requests.
@@ -60,8 +60,6 @@ class ConflictHandler:
         self.rules = Rules(config)
         self.skips = skips
         self.figures = figures
-        #: Reasons why workers keep trying batches, by number of the batch.
-        self.troubles: dict[int, str] = {}
         self._config = config
         self._control_pool = control_pool
         self._history = ConflictHistory(skips.schema, skips.slot_id)
@@ -72,11 +70,6 @@ class ConflictHandler:
         self._clock = asyncio.get_running_loop().time
         self._pruned_s = -_PRUNE_S
         self._log = get_logger()
-
-    @property
-    def trouble(self) -> str:
-        """Return why the earliest failing batch is tried again, for people; empty if none fails."""
-        return self.troubles[min(self.troubles)] if self.troubles else ""
 
     async def keep(self, session: WorkerSession, settler: Settler) -> list[Conflict]:
         """Write the settled conflicts into the history, inside the open transaction, and return them.
@@ -220,6 +213,8 @@ class ConflictHandler:
             if self._clock() - self._pruned_s >= _PRUNE_S:
                 self._pruned_s = self._clock()
                 await self._history.prune(conn, self._config.keep_s, self._config.keep_rows)
+                none = dict.fromkeys(self.figures.conflicts, 0)
+                self.figures.conflicts_kept = none | await self._history.kept(conn)
 
     def later(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Call back after a while, or as soon as the operator asks to skip a transaction; never after `close`."""

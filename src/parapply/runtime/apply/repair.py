@@ -169,13 +169,13 @@ class Repair:
 
     def succeeded(self, job: Job) -> None:
         """Stop showing that a job is tried again and again."""
-        self._conflict_handler.troubles.pop(job.batch.seq, None)
+        self._kit.pool.flight.state.troubles.pop(job.batch.seq, None)
 
     async def _wait(self, job: Job, error: ApplyFailed, attempts: Attempts) -> None:
         if attempts.stops_on_error:
             raise error
         self._log.error("batch_failed", worker=job.worker, error=str(error), hint=error.hint)
-        self._conflict_handler.troubles[job.batch.seq] = error.line()
+        self._kit.pool.flight.state.troubles[job.batch.seq] = error.line()
         attempts.is_refreshed = False
         delay_s = attempts.error_s()
         if self._kit.pool.flight.state.is_relaxed:

@@ -60,7 +60,7 @@ class Progress:
         self._turned_s = self._clock()
         #: Wakes it while it waits at rest.
         self._timer: asyncio.TimerHandle | None = None
-        #: Arguments of `finish`. They win over the state of the monitor's task, which may still write an older one.
+        #: Arguments of `finish`. They win over the engine's state.
         self._last_word: tuple[DaemonState, str] | None = None
         self._last_commit_time_us: int | None = None
 
@@ -126,7 +126,6 @@ class Progress:
 
     def finish(self, shown: DaemonState, reason: str) -> None:
         """Make `run` write and report a last time, with the state and reason for people, and return."""
-        self._engine.shown = (shown, reason)
         self._last_word = (shown, reason)
         self._wake.set()
 
@@ -190,7 +189,7 @@ class Progress:
             confirmed_flush_lsn=self._stream.confirmed_flush_lsn or None,
             source_lsn=self._engine.source_lsn,
             last_commit_time_us=self._last_commit_time_us,
-            lag_s=self._engine.lag_s,
+            lag_s=self._engine.lag_at(self._clock()),
             state=shown,
             reason=reason,
             reading=self._stream.shown,

@@ -8,8 +8,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from parapply import __version__
+from parapply.engine.state import lag_since
 from parapply.metrics import table
 from parapply.metrics.figures import cutover_values, migration_values
+from parapply.vocabulary import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,9 +30,8 @@ if TYPE_CHECKING:
     from parapply.source.waits import PublisherWaits
     from parapply.spill import Spill
 
-#: Seconds after which the last facts about the publisher are too old to be current.
-_FRESH_S = 5.0
-#: The same of its slot, without rest and at rest: three of the monitor's questions, and one and a half.
+#: Seconds after which the last facts about the slot are too old, without rest and at rest: three of the monitor's
+#: questions, and one and a half.
 _SLOT_FRESH_S = 30.0
 _SLOT_REST_S = 45.0
 
@@ -71,9 +72,8 @@ class Lag(NamedTuple):
     look_s: float  # as of `EngineState`
 
     def seconds(self, now_s: float) -> float:
-        """Extrapolate to `now_s`: without a recent poll, assume that changes have been waiting since the last one."""
-        age_s = now_s - self.looked_s
-        return self.lag_s + (age_s if age_s > _FRESH_S + self.look_s else 0.0)
+        """Return it at `now_s`, also when the epoch is over."""
+        return lag_since(self.lag_s, self.looked_s, self.look_s, now_s)
 
 
 class Gauges:
@@ -149,6 +149,7 @@ def _present(parts: Parts, now_s: float) -> Values:
         table.QUEUE_BATCHES: {(): len(parts.engine.jobs)},
         table.QUEUE_BYTES: {(): parts.engine.held_bytes + parts.batcher.open_bytes},
         table.BLOCKED_SECONDS: {(): parts.engine.blocked_s(now_s)},
+        table.READING: {(one,): float(one is parts.batcher.reader.stream.reading) for one in Reading},
         table.READING_PAUSED: {(): float(parts.batcher.reader.is_paused)},
         table.STREAMS: {(): len(parts.streams)},
         table.SPILL_BYTES: {(): parts.spill.used_bytes},

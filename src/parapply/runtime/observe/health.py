@@ -73,7 +73,7 @@ def signs_of(parts: Parts) -> list[Heartbeat]:
     return [
         Heartbeat("progress", progress.turns, waits_for),
         _intake(parts.batcher, parts.engine),
-        _pool(parts.engine, parts.workers, has_trouble=bool(parts.worker_tasks.kit.conflict_handler.troubles)),
+        _pool(parts.engine, parts.workers, has_trouble=bool(parts.engine.troubles)),
     ]
 
 
@@ -137,10 +137,14 @@ class Health:
     def left(self, state: DaemonState, reason: str) -> None:
         """Nothing is applied now, or nothing new: it is reconnecting, retrying, healing or draining, for a reason."""
         self._state = (state, redact_text(reason))
+        # No look may follow: a fleet lives on after a slot's leader.
+        self.stuck = ""
         self._notifier.status(self.line())
 
     def detach(self) -> None:
-        """The parts end."""
+        """The parts end. Their sessions may take long to close, and nothing is applied any more."""
+        if self._state[0] is DaemonState.RUNNING:
+            self._state = (DaemonState.RECONNECTING, "")
         self._gauges.detach()
         self._watchdog.forget()
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from parapply.engine.job import SetJob
 from parapply.engine.stalls import AT_WORK, executed_now
+from parapply.engine.state import FRESH_S
 from parapply.errors import SourceLost, SourceRefused, WalLimitReached
 from parapply.logs import get_logger
 from parapply.runtime.rest import ASKED_S, LONG_S
@@ -23,7 +24,7 @@ from parapply.target.state import slots as state
 from parapply.target.state.display import TableCounts
 from parapply.target.state.moves import Moves, read_moves
 from parapply.target.state.slots import WorkerRow
-from parapply.vocabulary import DaemonState, WorkerState
+from parapply.vocabulary import WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -51,8 +52,6 @@ _SLOT_S = 10.0
 _TIMELINE_S = 30.0
 #: The same for a migration or a cut-over; mostly none is in progress.
 _MOVES_S = 3.0
-#: Seconds without a check after which the last facts are not current.
-_SILENT_S = 5.0
 
 
 class SeenSlot(NamedTuple):
@@ -124,6 +123,8 @@ class Monitor:
         self._clock = asyncio.get_running_loop().time
         #: The publisher's positions not yet applied, each with the time when it was first seen.
         self._seen: deque[tuple[int, float]] = deque()
+        #: Since when what the first check finds may have been there; None after it.
+        self._unseen_since_s = None if self._engine.lag_s is None else self._engine.looked_s - self._engine.lag_s
         #: As the publisher showed it last; None: not yet, or it is gone.
         self.slot: SeenSlot | None = None
         self._asked_slot_s = -_SLOT_S
@@ -140,7 +141,7 @@ class Monitor:
     @property
     def limits(self) -> dict[str, Any] | None:
         """Return the limit, as `status` shows it; None if nothing is known of the present."""
-        is_present = self.now_s - self._engine.looked_s < _SILENT_S + self._engine.look_s
+        is_present = self.now_s - self._engine.looked_s < FRESH_S + self._engine.look_s
         return self._intervals.limiting.latest if is_present else None
 
     @property
@@ -168,10 +169,8 @@ class Monitor:
             self._engine.source_clock_us, self._engine.passed_us = position.clock_us, position.passed_us
             self._engine.lag_s = self._lag_s(position.flush_lsn, position.clock_us)
             self._engine.looked_s = self._clock()
-            trouble = self._conflict_handler.trouble
             note = self._engine.blocked_reason(self._clock()) or self._engine.note or self._worker_tasks.reason
-            note = "; ".join([text for text in (self._wal_note, note) if text])
-            self._engine.shown = (DaemonState.RETRYING, trouble) if trouble else (DaemonState.RUNNING, note)
+            self._engine.reason = "; ".join([text for text in (self._wal_note, note) if text])
             await self._look_at_timeline(position.timeline)
             self._rest.look()
             if not self._rest.is_on or self._clock() - self._asked_requests_s >= LONG_S:
@@ -251,7 +250,8 @@ class Monitor:
         now_s = self._clock()
         low_lsn = self._flight.state.watermark.low_lsn
         if flush_lsn > low_lsn and (not self._seen or self._seen[-1][0] < flush_lsn):
-            self._seen.append((flush_lsn, now_s))
+            self._seen.append((flush_lsn, now_s if self._unseen_since_s is None else self._unseen_since_s))
+        self._unseen_since_s = None
         while self._seen and self._seen[0][0] <= low_lsn:
             self._seen.popleft()
         lag_s = now_s - self._seen[0][1] if self._seen else 0.0

@@ -15,6 +15,7 @@ from psycopg.types.json import Json
 from parapply.model import lsn_text
 from parapply.target.session.settings import target_errors
 from parapply.target.state.schema import in_schema, state_rows, update_slot
+from parapply.vocabulary import DaemonState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 #: Seconds that a daemon may be later with its row than the row says, before it is stuck or gone.
 LATE_S: Final = 4.0
+_AGE: Final = "GREATEST(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - updated_at), 0)::float8"
+#: The most that the lag of a row may be since the row was written; of a new one, since the slot was made.
+LAG_NOW: Final = f"COALESCE(lag_s, 0) + {_AGE}"
+#: For a row that gets a later date without a check of the publisher, or its lag would stand still.
+DATED: Final = f"lag_s = lag_s + {_AGE}, updated_at = pg_catalog.clock_timestamp()"
 
 
 class DaemonRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,10 +94,10 @@ async def set_state(conn: Connection, schema: str, slot_id: int, state: str, rea
     Raises:
         TargetRefused: the slot's row is gone.
     """
+    dated = "" if state == DaemonState.RECONNECTING else f", {DATED}"
     query = (
-        "UPDATE {s}.slots SET state = $2, reason = $3, shown_every_s = DEFAULT,"
-        " updated_at = CASE $2 WHEN 'reconnecting' THEN updated_at"
-        " ELSE pg_catalog.clock_timestamp() END WHERE slot_id = $1::int RETURNING 1"
+        f"UPDATE {{s}}.slots SET state = $2, reason = $3, shown_every_s = DEFAULT{dated}"  # noqa: S608  only our own text
+        " WHERE slot_id = $1::int RETURNING 1"
     )
     await update_slot(conn, schema, "writing the daemon's state", query, [slot_id, state, reason])
 
@@ -112,12 +118,12 @@ async def write_daemon(conn: Connection, schema: str, slot_id: int, daemon: Daem
         TargetRefused: the slot's row is gone.
     """
     query = (
-        "WITH w AS (DELETE FROM {s}.workers WHERE slot_id = $1::int),"
+        "WITH w AS (DELETE FROM {s}.workers WHERE slot_id = $1::int),"  # noqa: S608  only our own text
         " t AS (DELETE FROM {s}.tables WHERE slot_id = $1::int)"
         " UPDATE {s}.slots SET timeline = $2::int, publications = $3::text[], commit_order = $4, workers = $5::int,"
         " host = $6, pid = $7::int, version = $8, two_phase = $9, state = 'starting',"
         " started_at = pg_catalog.clock_timestamp(), limits = NULL,"
-        " reason = '', shown_every_s = DEFAULT, updated_at = pg_catalog.clock_timestamp()"
+        f" reason = '', shown_every_s = DEFAULT, {DATED}"
         " WHERE slot_id = $1::int RETURNING 1"
     )
     values = [slot_id, daemon.timeline, list(daemon.publications), daemon.commit_order, daemon.workers]

@@ -24,6 +24,7 @@ from parapply.errors import SourceRefused, TargetRefused
 from parapply.model import POSTGRES_EPOCH_US, format_lsn, lsn_text, parse_lsn
 from parapply.target.session.settings import rows, target_error, target_errors
 from parapply.target.state.display import (
+    LAG_NOW,
     DaemonRow,
     TableRow,
     WorkerRow,
@@ -98,6 +99,7 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     confirmed_flush_lsn: int = 0  # reported to the publisher; the watermark may be reported since
     copied_lsn: int = 0  # of the publisher's latest snapshot from which a table was copied, or is; 0: no copy
     source_started_us: int | None = None  # of the publisher that was last known to have all, since 1970-01-01 UTC
+    lag_s: float = 0.0  # as it was read, at most
 
     @property
     def resume_lsn(self) -> int:
@@ -185,11 +187,13 @@ async def load(conn: Connection, schema: str, slot_name: str, system_identifier:
     """
     # One statement, hence one snapshot: between two, an applied row could be pruned into a watermark not yet seen.
     query = (
-        "SELECT slot_id, system_identifier, timeline, lowest_lsn, batch.first_lsn, batch.end_lsn,"
+        "SELECT slot_id, system_identifier, timeline, lowest_lsn, batch.first_lsn, batch.end_lsn,"  # noqa: S608
         " batch.members::text[], batch.low_lsn, confirmed_flush_lsn, last_commit_time IS NOT NULL,"
         " (extract(epoch FROM batch.commit_time) * 1000000)::bigint, begin_lsn,"
         " (SELECT pg_catalog.max(start_lsn) FROM {s}.copies AS c WHERE c.slot_id = slots.slot_id"
-        " AND c.state <> 'waiting'), (extract(epoch FROM source_started_at) * 1000000)::bigint FROM {s}.slots"
+        " AND c.state <> 'waiting'), (extract(epoch FROM source_started_at) * 1000000)::bigint, "
+        + LAG_NOW
+        + " FROM {s}.slots"
         " LEFT JOIN {s}.applied AS batch USING (slot_id) WHERE slot_name = $1 ORDER BY batch.end_lsn"
     )
     found = await state_rows(conn, schema, "reading the state", query, [slot_name])
@@ -269,6 +273,7 @@ def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:
         confirmed_flush_lsn=parse_lsn(confirmed) if confirmed else 0,
         copied_lsn=parse_lsn(found[0][12] or "0/0"),
         source_started_us=found[0][13],
+        lag_s=found[0][14],
     )
 
 

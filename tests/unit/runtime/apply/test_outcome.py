@@ -17,7 +17,7 @@ from parapply.runtime.apply.outcome import apply_outcome
 from parapply.runtime.apply.repair import Repair
 from parapply.runtime.apply.transaction import ApplyRules, TargetTransaction, WorkerKit
 from parapply.runtime.pool.pool import WorkerPool
-from parapply.vocabulary import Mode
+from parapply.vocabulary import DaemonState, Mode
 from parapply.wire.messages import RollbackPrepared
 
 if TYPE_CHECKING:
@@ -49,21 +49,23 @@ class _RefusesOnce:
 class _Impatient(ConflictHandler):
     """Waits for nothing, and keeps what was shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: EngineState) -> None:
         super().__init__(ConflictConfig(), Skips("parapply", 1, {}), cast("ControlPool", None), Figures())
+        self._engine = engine
         self.shown: list[str] = []
 
     async def wait(self, delay_s: float) -> None:
         """Keep what is shown."""
         del delay_s
-        self.shown.append(self.trouble)
+        self.shown.append(" ".join(self._engine.shown))
 
 
 async def test_what_was_repaired_is_shown_no_longer() -> None:
     """With on_error = "retry" the state says what is wrong with an outcome while it is, and not afterwards."""
-    handler, two_phase = _Impatient(), _RefusesOnce()
+    engine = EngineState(0, 0.0)
+    handler, two_phase = _Impatient(engine), _RefusesOnce()
     kit = WorkerKit(
-        pool=WorkerPool(Flight(EngineState(0, 0.0))),
+        pool=WorkerPool(Flight(engine)),
         builder=cast("CommandBuilder", None),
         tables=cast("TablePlans", None),
         conflict_handler=handler,
@@ -74,6 +76,6 @@ async def test_what_was_repaired_is_shown_no_longer() -> None:
     session = cast("WorkerSession", None)
     job = OutcomeJob(Batch(1), _MESSAGE)
     await apply_outcome(job, TargetTransaction(session, kit), Repair(session, kit), kit)
-    assert ["42501" in shown for shown in handler.shown] == [True]
-    assert not handler.trouble
+    assert ["retrying" in shown and "42501" in shown for shown in handler.shown] == [True]
+    assert engine.shown == (DaemonState.RUNNING, "")
     assert (two_phase.n_asked, job.attempts, job.mode) == (2, 2, Mode.OUTCOME)

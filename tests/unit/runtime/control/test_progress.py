@@ -202,9 +202,27 @@ async def test_nothing_is_said_after_the_last_word(monkeypatch: pytest.MonkeyPat
     running = asyncio.create_task(lab.progress.run(), name="progress")
     await lab.stream.told.wait()
     lab.progress.finish(DaemonState.STOPPED, "a conflict")
-    lab.engine.shown = (DaemonState.RUNNING, "")
+    lab.engine.reason = "late on purpose"
     await running
     assert said[-1] == (DaemonState.STOPPED, "a conflict")
+
+
+async def test_the_row_goes_on_while_the_monitor_waits_for_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes that are not applied grow older, and a batch that fails shows, without a check of the publisher."""
+    lab = _Lab()
+    lab.engine.lag_s, lab.engine.looked_s = 1.0, asyncio.get_running_loop().time() - 100
+    lab.engine.troubles[7] = "a conflict"
+    written: asyncio.Queue[SlotProgress] = asyncio.Queue()
+
+    async def advance(_conn: object, _schema: str, _slot_id: int, progress: SlotProgress) -> None:
+        written.put_nowait(progress)
+
+    monkeypatch.setattr("parapply.target.state.slots.advance", advance)
+    await lab.progress.advance()
+    row = written.get_nowait()
+    assert row.lag_s is not None
+    assert row.lag_s >= 101
+    assert (row.state, row.reason) == (DaemonState.RETRYING, "a conflict")
 
 
 async def test_silence_is_loss_only_of_a_stream() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from parapply.runtime.observe.health import Heartbeat, Watchdog
+from types import SimpleNamespace
+from typing import Any
+
+from parapply.engine.state import EngineState
+from parapply.runtime.observe.health import Health, Heartbeat, Watchdog
+from parapply.runtime.observe.systemd import Notifier
+from parapply.vocabulary import DaemonState
 
 _PATIENCE_S = 10.0
 
@@ -47,3 +53,18 @@ def test_a_pause_of_the_process_is_nobodys_fault() -> None:
     watchdog.look([Heartbeat("intake", 1, "")], 0)
     watchdog.forget()
     assert _stuck_after(watchdog, (3600, 1, "")) == ""
+
+
+async def test_an_epoch_that_ends_is_neither_ready_nor_stuck() -> None:
+    """Its sessions may take long to close; and the other slots of a fleet live on after a leader that was stuck."""
+    parts: Any = SimpleNamespace(engine=EngineState(0, 0.0), workers=[])
+    gauges: Any = SimpleNamespace(parts=None, lag=lambda: None, detach=lambda: None)
+    health = Health("s", gauges, Notifier({}))
+    health.serving(parts)
+    assert health.is_ready
+    health.stuck = "intake"
+    gauges.parts = None
+    health.detach()
+    assert not health.is_ready
+    health.left(DaemonState.STOPPED, "why")
+    assert (health.report()["live"], health.report()["state"]) == (True, "stopped")
