@@ -6,11 +6,12 @@ import asyncio
 import json
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from parapply.config import load_config
+from parapply.errors import SourceRefused, TargetRefused
 from parapply.verify import postgres
 from parapply.verify.command import VerifyAgain, VerifyOptions, comparison
 from parapply.verify.postgres import VerifyEnd
@@ -20,6 +21,7 @@ from tests.fixtures.workloads import BankLoad, create_bank
 from tests.system.verify_cases import DAMAGE, PUBLICATION, ROWS, TABLES, damaged
 
 if TYPE_CHECKING:
+    from parapply.config import Config
     from parapply.verify.postgres import Compared
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
@@ -139,11 +141,15 @@ def test_one_row_is_found_in_any_kind_of_range(
     }
 
 
-def _check_again(route: Route, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ranges equal a moment ago are compared again as time allows, also the newest keys; omissions are named."""
+def _config(route: Route) -> Config:
     flags = {"source.dsn": route.source.dsn, "target.dsn": route.target.dsn, "source.slot": route.slot,
              "source.publications": (route.publication,)}  # fmt: skip
-    config = load_config(None, (), flags, {})
+    return load_config(None, (), flags, {})
+
+
+def _check_again(route: Route, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranges equal a moment ago are compared again as time allows, also the newest keys; omissions are named."""
+    config = _config(route)
     options = VerifyOptions(sampled_ranges=1)
     earlier = asyncio.run(comparison(config, options))
     route.target.execute("INSERT INTO numbers VALUES (800000, 1, 'x')")
@@ -173,17 +179,31 @@ def test_compared_tables_are_unlocked(
             locked.extend(n for (n,) in await cursor.fetchall())
 
     monkeypatch.setattr(VerifyEnd, "done", unlock_and_count)
-    flags = {"source.dsn": source_db.dsn, "target.dsn": target_db.dsn, "source.slot": route.slot,
-             "source.publications": ("pub",)}  # fmt: skip
     found = []
     for most in (1, 1000):
         monkeypatch.setattr(postgres, "_MOST_LOCKED", most)
-        result = asyncio.run(comparison(load_config(None, (), flags, {}), VerifyOptions()))
+        result = asyncio.run(comparison(_config(route), VerifyOptions()))
         found.append([(one.table.name, one.found) for one in result.verdicts])
         assert (max(locked) == 0) == (most == 1)
         locked.clear()
     assert found[0] == found[1]
     assert sum(len(one) for _, one in found[0]) == 7
+    _check_rewritten(route, monkeypatch)
+
+
+def _check_rewritten(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that is emptied after the snapshot and before it is read is empty there, and no result."""
+    summary = VerifyEnd.summary
+
+    async def emptied_first(end: VerifyEnd, table: Compared, *others: Any) -> Any:
+        if end._is_source is is_source:
+            database.execute(f"TRUNCATE {table.published.name}")
+        return await summary(end, table, *others)
+
+    monkeypatch.setattr(VerifyEnd, "summary", emptied_first)
+    for is_source, database, refused in ((False, route.target, TargetRefused), (True, route.source, SourceRefused)):
+        with pytest.raises(refused, match=r"public.keyed was rewritten, emptied or replaced after the snapshot"):
+            asyncio.run(comparison(_config(route), VerifyOptions(tables=("public.keyed",))))
 
 
 def test_both_sides_stay_in_use(

@@ -77,6 +77,29 @@ async def leaves_of(conn: psycopg.AsyncConnection[tuple[Any, ...]], oids: Sequen
     return leaves
 
 
+async def rewritten(conn: psycopg.AsyncConnection[tuple[Any, ...]], relations: Sequence[Name]) -> list[str]:
+    """Return the relations whose file is another one than in the session's snapshot, or whose name means another.
+
+    A table that was rewritten or emptied is empty for a snapshot from before, or its rows are in other pages
+    (PostgreSQL manual, "Caveats" of MVCC). From the reading on a lock keeps its file.
+
+    Raises:
+        psycopg.Error: the caller turns it into an error of ours.
+    """
+    # A foreign table has no file: NULL.
+    query: LiteralString = """
+        SELECT w.schema_name || '.' || w.relation_name
+          FROM unnest($1::text[], $2::text[], $3::text[]) AS w(schema_name, relation_name, quoted)
+          LEFT JOIN (pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace)
+            ON n.nspname = w.schema_name AND c.relname = w.relation_name
+         WHERE c.oid IS NULL OR (c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)
+                                 AND c.oid = pg_catalog.to_regclass(w.quoted)) IS FALSE
+         ORDER BY 1"""
+    quoted = [sql.Identifier(*name).as_string(None) for name in relations]
+    found = await read_rows(conn, query, [[schema for schema, _ in relations], [name for _, name in relations], quoted])
+    return [str(text) for (text,) in found]
+
+
 class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     """One published table."""
 

@@ -317,7 +317,7 @@ class _Both:
         for table in tables:
             compared.append(await self._compared(table, leaves[table.oid], types[table.here().full_name]))
             # The search for a large table's ranges has locked it.
-            await ends[0].done(compared[-1])
+            await ends[0].unlock(compared[-1])
         with Bar("comparing", has_bytes=False) as bar:
             whole = [table for table in compared if not self._sample(table)]
             parts = [part for end in ends for table in whole for part in end.parts(table)]

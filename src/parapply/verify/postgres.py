@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 from psycopg import sql
 
+from parapply.amounts import few
 from parapply.copy.parts import Part, parts_of
-from parapply.copy.published import Leaf, PublishedTable
+from parapply.copy.published import Leaf, PublishedTable, rewritten
+from parapply.errors import SourceRefused, TargetRefused
 from parapply.source.slot import source_errors
 from parapply.target.session.settings import target_errors
 from parapply.target.sql.own_rows import own_condition
@@ -117,7 +119,26 @@ class VerifyEnd:
         return collected
 
     async def done(self, table: Compared) -> None:
-        """Note that a table is compared, and unlock compared tables now and then.
+        """Check that a table's rows were the snapshot's, and unlock.
+
+        Raises:
+            SourceRefused, TargetRefused: it was rewritten or emptied before it was read, so that its rows are unknown.
+            SourceLost, TargetLost: a session failed.
+        """
+        published = table.published
+        relations = [(part.schema, part.name) for part in self._leaves(table)]
+        with self._errors(published):
+            found = await rewritten(self._sessions[0], relations)
+        if found:
+            refused, end = (SourceRefused, "source") if self._is_source else (TargetRefused, "target")
+            raise refused(
+                f"{end}: {few(found)} was rewritten, emptied or replaced after the snapshot of this comparison",
+                hint="run the same command again; `parapply verify --table` compares others without it",
+            )
+        await self.unlock(table)
+
+    async def unlock(self, table: Compared) -> None:
+        """Note that a table is read, and unlock all now and then.
 
         A transaction keeps each relation that it has read locked, and shared memory has room for a few thousand.
         Relations locked after a savepoint are unlocked by going back to it (manual, SAVEPOINT and "Explicit Locking").
