@@ -12,7 +12,7 @@ import pytest
 
 from parapply.config import load_config
 from parapply.errors import SourceRefused, TargetRefused
-from parapply.verify import postgres
+from parapply.verify import command, postgres
 from parapply.verify.command import VerifyAgain, VerifyOptions, comparison
 from parapply.verify.postgres import VerifyEnd
 from tests.fixtures.plain import FAST
@@ -188,7 +188,28 @@ def test_compared_tables_are_unlocked(
         locked.clear()
     assert found[0] == found[1]
     assert sum(len(one) for _, one in found[0]) == 7
+    _check_late_partition(route, monkeypatch)
     _check_rewritten(route, monkeypatch)
+
+
+def _check_late_partition(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that is made and filled while the snapshot is waited for is compared on both sides."""
+    read, n_read = command._tables, 0
+
+    async def made_then(*arguments: Any) -> Any:
+        nonlocal n_read
+        found, n_read = await read(*arguments), n_read + 1
+        if n_read == 1:
+            for database in (route.target, route.source):
+                database.execute("CREATE TABLE part_3 PARTITION OF part_root FOR VALUES FROM (1000) TO (2000)")
+            route.source.execute("INSERT INTO part_root VALUES (1500, 'v')")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_tables", made_then)
+        (verdict,) = asyncio.run(comparison(_config(route), VerifyOptions(tables=("public.part_root",)))).verdicts
+    assert [(one.kind, one.key) for one in verdict.found] == [("different", ("700",))]
+    assert verdict.source_rows == 1000
 
 
 def _check_rewritten(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:

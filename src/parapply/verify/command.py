@@ -149,15 +149,17 @@ async def comparison(config: Config, options: VerifyOptions, again: VerifyAgain 
         As `verify`.
     """
     async with connect.open_both(config, "verify") as ends:
-        tables = await _tables(config, options, ends)
-        if left := config.mapping.schema_only:
-            click.echo(printable(f"schema only, not compared: {', '.join(left)}"), err=True)
+        # Refused before a daemon has to pause.
+        await _tables(config, options, ends)
     async with AsyncExitStack() as stack:
         sessions = _Sessions(config, options, stack)
         (taken,) = await stack.enter_async_context(
             snapshots([config], choose=sessions.open_source, timeout_s=options.timeout_s)
         )
         await sessions.open_target(taken)
+        # Until the snapshot, which may be long, a table, a partition or a filter may have come.
+        tables = await _tables(config, options, connect.Connections(sessions.source[0], sessions.target[0]))
+        _say_left_out(config, tables)
         both = _Both(options, again, sessions.source, sessions.target)
         return await both.compare(tables, taken.at_lsn, taken.pause_s)
 
@@ -235,13 +237,17 @@ async def _tables(config: Config, options: VerifyOptions, ends: connect.Connecti
 def _compared(table: PublishedTable) -> PublishedTable:
     """Return a table without columns whose values are of users' functions, which may be others on the publisher."""
     left = [one.name for one in table.replacements if not one.is_system]
-    if not left:
-        return table
-    click.echo(
-        printable(f"{table.text}: not compared, because users' functions replace it: {', '.join(left)}"), err=True
-    )
     kept = tuple([one for one in table.replacements if one.is_system])
-    return msgspec.structs.replace(without(table, left), replacements=kept)
+    return msgspec.structs.replace(without(table, left), replacements=kept) if left else table
+
+
+def _say_left_out(config: Config, tables: Sequence[PublishedTable]) -> None:
+    texts = [f"schema only, not compared: {', '.join(config.mapping.schema_only)}"] if config.mapping.schema_only else []
+    for table in tables:
+        if left := [name for name in table.replaced if name not in table.columns]:
+            texts.append(f"{table.text}: not compared, because users' functions replace it: {', '.join(left)}")
+    for text in texts:
+        click.echo(printable(text), err=True)
 
 
 def _chosen(options: VerifyOptions, published: Sequence[PublishedTable]) -> list[PublishedTable]:
