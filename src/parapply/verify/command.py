@@ -65,6 +65,7 @@ class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = _SNAPSHOT_TIMEOUT_S  # to wait for the daemon
     prints_statements: bool = False
     is_brief: bool = False  # tables that are equal get no line
+    allows_none: bool = False  # no table to compare is no error
     as_json: bool = False
 
 
@@ -133,11 +134,6 @@ async def verify(config: Config, options: VerifyOptions) -> int:
         ParapplyError: the publisher gave no snapshot in time.
     """
     found = await comparison(config, options)
-    if not found.verdicts:
-        raise SourceRefused(
-            f"the publications {', '.join(config.source.publications)} have no table to compare",
-            hint="ALTER PUBLICATION ... ADD TABLE on the publisher, or correct source.publications",
-        )
     _print(options, found)
     return 0 if found.is_equal else _DIFFERENT
 
@@ -225,6 +221,12 @@ async def _tables(config: Config, options: VerifyOptions, ends: connect.Connecti
     await slot.check_publications(ends.source, config.source.publications)
     config.mapping.check_rows(options.tables)
     tables = _chosen(options, await published_tables(ends.source, config.source.publications, config.mapping))
+    if not (tables or options.allows_none):
+        but = " but tables of mapping.schema_only" if config.mapping.schema_only else ""
+        raise SourceRefused(
+            f"the publications {', '.join(config.source.publications)} have no table to compare{but}",
+            hint="ALTER PUBLICATION ... ADD TABLE on the publisher, or correct source.publications",
+        )
     await on_target.check_columns(ends.target, [table.here() for table in tables])
     if not any(table.replaced for table in tables):
         return tables
@@ -494,6 +496,8 @@ def _print(options: VerifyOptions, found: VerifyResult) -> None:
 def said(found: VerifyResult) -> str:
     """Return what was found in one line."""
     verdicts = found.verdicts
+    if not verdicts:
+        return "no table is published that could be compared"
     different = sum(not verdict.is_equal for verdict in verdicts)
     words = f"{different} of {len(verdicts)} tables differ" if different else f"all {len(verdicts)} tables are equal"
     if sampled := sum(verdict.is_sampled for verdict in verdicts):
