@@ -389,7 +389,7 @@ class _Both:
     ) -> Compared:
         if (then := self._then(table)) is not None:
             return Compared(published=table, target_leaves=tuple(leaves), ranges=then[0].ranges)
-        return await compared_of(self._source[0], table, leaves, target_types)
+        return await compared_of(self._source[0], self._target[0], table, leaves, target_types)
 
     def _then(self, table: PublishedTable) -> tuple[Compared, Verdict] | None:
         return self._again.then(table) if self._again is not None else None
@@ -444,7 +444,11 @@ class _Both:
 
 
 async def compared_of(
-    source: slot.Connection, table: PublishedTable, leaves: Sequence[Leaf], target_types: Mapping[str, int]
+    source: slot.Connection,
+    target: settings.Connection,
+    table: PublishedTable,
+    leaves: Sequence[Leaf],
+    target_types: Mapping[str, int],
 ) -> Compared:
     """Return how a table is compared; raise SourceRefused or SourceLost if a sample could not be read."""
     rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
@@ -452,6 +456,8 @@ async def compared_of(
     type_name = canonical.ordered_type(table, target_types)
     if ranges.count > 1 and type_name:
         ranges = await ranges_of(source, table, type_name, ranges.count)
+    encodings = {conn.info.parameter_status("server_encoding") for conn in (source, target)}
+    ranges = msgspec.structs.replace(ranges, is_utf8=len(encodings) > 1)
     return Compared(published=table, target_leaves=tuple(leaves), ranges=ranges)
 
 
