@@ -6,6 +6,7 @@ import asyncio
 import json
 import uuid
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -188,13 +189,14 @@ def test_compared_tables_are_unlocked(
 
     monkeypatch.setattr(VerifyEnd, "done", unlock_and_count)
     found = []
-    for most in (1, 1000):
+    for most, longest_s in ((1, inf), (1000, 0.0), (1000, inf)):
         monkeypatch.setattr(postgres, "_MOST_LOCKED", most)
+        monkeypatch.setattr(postgres, "_LONGEST_LOCKED_S", longest_s)
         result = asyncio.run(comparison(_config(route), VerifyOptions()))
         found.append([(one.table.name, one.found) for one in result.verdicts])
-        assert (max(locked) == 0) == (most == 1)
+        assert (max(locked) == 0) == (most == 1 or not longest_s)
         locked.clear()
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert sum(len(one) for _, one in found[0]) == 7
     _check_late_partition(route, monkeypatch)
     _check_rewritten(route, monkeypatch)

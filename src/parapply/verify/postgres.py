@@ -6,6 +6,7 @@ In: sessions that see the snapshot of their end. Out: summaries and rows of `can
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
 #: Run in a session that compares, before it reads.
 BEFORE_TABLES: Final = "SAVEPOINT before_tables"
 GO_BACK: Final = "ROLLBACK TO SAVEPOINT before_tables"
-#: Relations that are kept locked at most, with their indexes besides.
+#: Relations that are kept locked at most, with their indexes besides, and the seconds after which the next table's end
+#: unlocks them: behind a session that waits for such a table, its clients and the daemon also wait.
 _MOST_LOCKED: Final = 100
+_LONGEST_LOCKED_S: Final = 0.5
 
 Session: TypeAlias = "psycopg.AsyncConnection[tuple[Any, ...]]"
 #: Pages of the sample for each range, about, and at least for a table.
@@ -61,6 +64,7 @@ class VerifyEnd:
         self._is_source = is_source
         #: Relations that the sessions have read, and keep locked.
         self._n_locked = 0
+        self._unlocked_s = time.monotonic()
 
     def parts(self, table: Compared) -> list[Part]:
         """Return the parts of a table here."""
@@ -147,8 +151,8 @@ class VerifyEnd:
             SourceLost, SourceRefused, TargetLost, TargetRefused: a session failed.
         """
         self._n_locked += len(self._leaves(table))
-        if self._n_locked >= _MOST_LOCKED:
-            self._n_locked = 0
+        if self._n_locked >= _MOST_LOCKED or time.monotonic() - self._unlocked_s >= _LONGEST_LOCKED_S:
+            self._n_locked, self._unlocked_s = 0, time.monotonic()
             with self._errors(table.published):
                 for session in self._sessions:
                     await session.execute(GO_BACK)
