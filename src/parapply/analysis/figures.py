@@ -223,7 +223,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "Reading and the leader",
         "One row a slot, over the intervals of about a second with work. Logs of before have none.",
         intervals="records",
-        workers="sessions",
+        workers="sessions in the last one",
         seconds="length of the intervals",
         leader_cpu_s="CPU time of the leader's thread",
         publisher_s="the reader waited for the publisher",

@@ -25,7 +25,9 @@ _EVENTS: Final = ", ".join(
     for us, queued, blocked, held, executing, late in _POINTS
 )
 # Each moment of a run has one state, by what the batches under way were doing then. Where several things happen at one
-# time their order does not matter: no time passes between them.
+# time their order does not matter: no time passes between them. The workers are as many as the interval of that moment
+# says, or the last one before: another run may have had others, and their number may be automatic. Before the first one
+# they are as many as have committed in that run. Of stamps, a time and the workers from then on, the last one counts.
 MOMENTS: Final = f"""
 SELECT slot, state, sum(seconds) AS seconds
   FROM (SELECT slot, (until_us - us) / 1e6 AS seconds,
@@ -35,28 +37,35 @@ SELECT slot, state, sum(seconds) AS seconds
                     WHEN 2 * executing >= held THEN 'executing'
                     WHEN late > 0 THEN 'late rows'
                     ELSE 'commit' END AS state
-          FROM (SELECT slot, run, workers, us, lead(us, 1, us) OVER (PARTITION BY slot, run ORDER BY us) AS until_us,
+          FROM (SELECT slot, us, lead(us, 1, us) OVER (PARTITION BY slot, run ORDER BY us) AS until_us,
                        sum(queued) OVER moments AS queued, sum(blocked) OVER moments AS blocked,
                        sum(held) OVER moments AS held, sum(executing) OVER moments AS executing,
-                       sum(late) OVER moments AS late
+                       sum(late) OVER moments AS late,
+                       coalesce(max(stamped) OVER moments % 1024, max(seen) OVER runs) AS workers,
+                       min(if(seen IS NULL, NULL, us)) OVER runs AS first_us,
+                       max(if(seen IS NULL, NULL, us)) OVER runs AS last_us
                   FROM (SELECT slot, run, us, sum(queued) AS queued, sum(blocked) AS blocked, sum(held) AS held,
-                               sum(executing) AS executing, sum(late) AS late, max(workers) AS workers
-                          FROM (SELECT slot, run, workers,
+                               sum(executing) AS executing, sum(late) AS late, max(seen) AS seen,
+                               max(stamped) AS stamped
+                          FROM (SELECT slot, run, worker AS seen, CAST(NULL AS bigint) AS stamped,
                                        inline(array(
                                          {_EVENTS}))
-                                  FROM timed JOIN (SELECT slot AS s, max(n) AS workers
-                                                     FROM (SELECT slot, workers AS n FROM intervals
-                                                           UNION ALL SELECT slot, worker FROM batches)
-                                                    GROUP BY slot) ON s = slot)
+                                  FROM timed
+                                UNION ALL
+                                SELECT slot, run, NULL, begun_us * 1024 + least(workers, 1023), begun_us, 0, 0, 0, 0, 0
+                                  FROM (SELECT slot, run, workers, unix_micros(ended_at)
+                                               - CAST(round(length_s * 1e6) AS bigint) AS begun_us FROM intervals))
                          GROUP BY slot, run, us)
-                WINDOW moments AS (PARTITION BY slot, run ORDER BY us ROWS UNBOUNDED PRECEDING)))
+                WINDOW moments AS (PARTITION BY slot, run ORDER BY us ROWS UNBOUNDED PRECEDING),
+                       runs AS (PARTITION BY slot, run))
+         WHERE us >= first_us AND us < last_us)
  WHERE seconds > 0
  GROUP BY slot, state ORDER BY slot, seconds DESC, state
 """
 
 # Work of the leader and the reader while workers were free and more was to be read.
 READING: Final = """
-SELECT slot, count(*) AS intervals, max(workers) AS workers, sum(length_s) AS seconds,
+SELECT slot, count(*) AS intervals, max_by(workers, ended_at) AS workers, sum(length_s) AS seconds,
        sum(leader_cpu_s) AS leader_cpu_s, sum(publisher_s) AS publisher_s, sum(paused_s) AS paused_s,
        sum(throttled_s) AS throttled_s,
        coalesce(sum(greatest(length_s - paused_s, 0)) FILTER (WHERE behind_bytes > :behind_bytes), 0) AS behind_s,
