@@ -381,6 +381,34 @@ def test_two_versions_and_torn_lines_side_by_side(engine: DuckEngine, tmp_path: 
     assert "schema version 2" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_each_slot_has_its_own_longest_waits(engine: DuckEngine, tmp_path: Path) -> None:
+    """However much of locks, late rows and waits one slot has, the others' are not pushed out."""
+    records: list[Record] = []
+    for slot, n in (("app", 101), ("two", 2)):
+        for seq in range(1, n + 1):
+            late = (LateKey(table=A, key=f"{slot}{seq}"),)
+            waited = WaitedFor(seq=seq - 1, table=A, kind="key") if seq > 1 else None
+            waits_s = 1.0 if slot == "app" else 0.01
+            records.append(
+                batch(seq, slot=slot, late_keys=1, late_rows=late, waited_for=waited, wait_dependency_s=waits_s)
+            )
+            locks = (LockHolder(pid=seq, role=slot, relation=A, mode="ShareLock"),)
+            interval = IntervalRecord(
+                slot=slot, run="r1", ended_at=at(seq), length_s=waits_s, workers=4, leader_cpu_s=0.1, publisher_s=0.0,
+                paused_s=0.0, behind_bytes=0, locks=locks,
+            )  # fmt: skip
+            records.append(interval)
+    write(tmp_path / "log", "apply-1.jsonl", records)
+    request = ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out"), what_if=None)
+    outcome = make_report(engine, request, Silent())
+    found = {
+        name: Counter(slot for (slot,) in _rows(outcome, name, "slot")) for name in ("blockers", "hot_keys", "locks")
+    }
+    assert found == {
+        "blockers": {"app": 20, "two": 1}, "hot_keys": {"app": 100, "two": 2}, "locks": {"app": 100, "two": 2},
+    }  # fmt: skip
+
+
 def test_a_scope_leaves_out_the_rest(engine: DuckEngine, tmp_path: Path) -> None:
     """--slot, --since and --until choose records; without any record the page says so."""
     write(tmp_path / "log", "apply-1.jsonl", [*RECORDS, batch(1, slot="other")])

@@ -81,20 +81,39 @@ SELECT slot, one.wait AS wait, sum(one.samples) AS samples
  GROUP BY slot, one.wait ORDER BY slot, samples DESC, wait
 """
 
-LOCKS: Final = """
+
+def _most(query: str, columns: str, order: str, most: int) -> str:
+    """Return the query of the first rows of each slot in an order."""
+    return f"""
+SELECT {columns}
+  FROM (SELECT *, row_number() OVER (PARTITION BY slot ORDER BY {order}) AS place FROM ({query}))
+ WHERE place <= {most} ORDER BY {order}
+"""
+
+
+LOCKS: Final = _most(
+    """
 SELECT slot, one.pid AS pid, one.role AS role, one.relation AS relation, one.mode AS mode, sum(length_s) AS seconds,
        min(ended_at) AS first_at, max(ended_at) AS last_at
   FROM (SELECT slot, length_s, ended_at, explode(locks) AS one FROM intervals WHERE size(locks) > 0)
- GROUP BY ALL ORDER BY seconds DESC, slot, pid, relation, mode LIMIT 100
-"""
+ GROUP BY ALL""",
+    "slot, pid, role, relation, mode, seconds, first_at, last_at",
+    "seconds DESC, slot, pid, relation, mode",
+    100,
+)
 
-HOT_KEYS: Final = """
+HOT_KEYS: Final = _most(
+    """
 SELECT slot, run, one.table AS table, one.key AS key, count(*) AS batches
   FROM (SELECT slot, run, explode(late_rows) AS one FROM batches WHERE size(late_rows) > 0)
- GROUP BY ALL ORDER BY batches DESC, slot, run, table, key LIMIT 100
-"""
+ GROUP BY ALL""",
+    "slot, run, table, key, batches",
+    "batches DESC, slot, run, table, key",
+    100,
+)
 
-BLOCKERS: Final = """
+BLOCKERS: Final = _most(
+    """
 SELECT waiter.slot, waiter.run, waiter.seq, waiter.end_lsn, element_at(waiter.xids, 1) AS xid,
        holder.seq AS holder_seq, holder.end_lsn AS holder_end_lsn, element_at(holder.xids, 1) AS holder_xid,
        waiter.waited_for.table AS table, waiter.waited_for.kind AS kind, waiter.waited_for.name AS name,
@@ -104,9 +123,11 @@ SELECT waiter.slot, waiter.run, waiter.seq, waiter.end_lsn, element_at(waiter.xi
                                            - waiter.execute_s), 0) AS wait_s
   FROM batches AS waiter JOIN batches AS holder
     ON holder.slot = waiter.slot AND holder.run = waiter.run AND holder.seq = waiter.waited_for.seq
- WHERE waiter.waited_for IS NOT NULL
- ORDER BY wait_s DESC, slot, run, seq LIMIT 20
-"""
+ WHERE waiter.waited_for IS NOT NULL""",
+    "slot, run, seq, end_lsn, xid, holder_seq, holder_end_lsn, holder_xid, table, kind, name, at, wait_s",
+    "wait_s DESC, slot, run, seq",
+    20,
+)
 
 
 SUMMARY: Final = """
