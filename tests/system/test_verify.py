@@ -29,6 +29,16 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
 
 
+#: A key whose values may be equal and print apart.
+_EQUAL_KEYS = "CREATE TABLE equal_keys (n numeric PRIMARY KEY, v text);"
+#: Besides, keys that have several rows there.
+_MORE_DAMAGE = """
+UPDATE keyed SET own = a; ALTER TABLE keyed DROP CONSTRAINT keyed_pkey;
+UPDATE keyed SET v = 'w' WHERE a = 20; INSERT INTO keyed SELECT * FROM keyed WHERE a IN (20, 21);
+UPDATE equal_keys SET n = 1.00;
+"""
+
+
 @pytest.mark.pg_majors(15)  # the newest: test_compared_tables_are_unlocked
 def test_differences_are_found_and_named(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
@@ -37,16 +47,18 @@ def test_differences_are_found_and_named(
 
     The statements it prints make the target equal again; the target's tables are partitioned in another way.
     """
-    source_db.execute(TABLES + ROWS + PUBLICATION)
-    target_db.execute(TABLES + "ALTER TABLE part_root DETACH PARTITION part_2; DROP TABLE part_2;"
-                      "CREATE TABLE part_rest PARTITION OF part_root DEFAULT")  # fmt: skip
+    source_db.execute(TABLES + _EQUAL_KEYS + ROWS + "INSERT INTO equal_keys VALUES (1.0, 'v')")
+    source_db.execute(f"{PUBLICATION}; ALTER PUBLICATION pub ADD TABLE equal_keys")
+    target_db.execute(TABLES + _EQUAL_KEYS + "ALTER TABLE part_root DETACH PARTITION part_2; DROP TABLE part_2;"
+                      "CREATE TABLE part_rest PARTITION OF part_root DEFAULT;"
+                      "ALTER TABLE keyed ADD own int")  # fmt: skip
     route = Route(source=source_db, target=target_db, settings=FAST)
     assert run_command(route, "init", "--copy").returncode == 0
     start_daemon(route).wait_for_event("source_connected")
     equal = run_command(route, "verify")
     assert (equal.returncode, equal.stderr) == (0, "")
     assert "public.keyed: equal, 500 rows" in equal.stdout
-    target_db.execute(DAMAGE)
+    target_db.execute(DAMAGE + _MORE_DAMAGE)
     done = run_command(route, "verify", "--json", "--statements")
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
@@ -55,7 +67,11 @@ def test_differences_are_found_and_named(
         for table in report["tables"]
     }
     assert found == {
-        "keyed": [("missing", "7", 1), ("different", "11", 1), ("different", "12", 1), ("extra", "9001", 1)],
+        "equal_keys": [("missing", "1.0", 1), ("extra", "1.00", 1)],
+        "keyed": [
+            ("missing", "7", 1), ("different", "11", 1), ("different", "12", 1), ("different", "20", 1),
+            ("extra", "20", 1), ("extra", "21", 1), ("extra", "9001", 1),
+        ],
         "loose": [("missing", "0", 1), ("extra", "1", 1)],
         "part_root": [("different", "700", 1)],
     }
@@ -63,8 +79,11 @@ def test_differences_are_found_and_named(
     assert shown.returncode == 1
     assert "missing   a=7, b c=k7" in shown.stdout
     assert "more than 2 keys differ" in shown.stdout
-    target_db.execute("".join(text for table in report["tables"] for text in table["statements"]))
+    texts = [text for table in report["tables"] for text in table["statements"]]
+    target_db.execute("".join(["SET TimeZone = 'Asia/Tokyo';", *texts]))
     assert run_command(route, "verify").returncode == 0
+    # All but the rows with several of one key are updated, and keep what is not published.
+    assert target_db.rows("SELECT a FROM keyed WHERE own IS NULL ORDER BY a") == [(7,), (20,), (21,)]
 
 
 _RANGES = {
@@ -206,7 +225,7 @@ def _check_late_partition(route: Route, monkeypatch: pytest.MonkeyPatch) -> None
     """A partition that is made and filled while the snapshot is waited for is compared on both sides."""
     read, n_read = command._tables, 0
 
-    async def made_then(*arguments: Any) -> Any:
+    async def made_then(*arguments: Any) -> Any:  # noqa: ANN401
         nonlocal n_read
         found, n_read = await read(*arguments), n_read + 1
         if n_read == 1:
@@ -226,13 +245,16 @@ def _check_rewritten(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that is emptied after the snapshot and before it is read is empty there, and no result."""
     summary = VerifyEnd.summary
 
-    async def emptied_first(end: VerifyEnd, table: Compared, *others: Any) -> Any:
-        if end._is_source is is_source:
-            database.execute(f"TRUNCATE {table.published.name}")
-        return await summary(end, table, *others)
+    def emptied_first(database: Database, *, is_source: bool) -> object:
+        async def emptied(end: VerifyEnd, table: Compared, *others: Any) -> Any:  # noqa: ANN401
+            if end._is_source is is_source:
+                database.execute(f"TRUNCATE {table.published.name}")
+            return await summary(end, table, *others)
 
-    monkeypatch.setattr(VerifyEnd, "summary", emptied_first)
+        return emptied
+
     for is_source, database, refused in ((False, route.target, TargetRefused), (True, route.source, SourceRefused)):
+        monkeypatch.setattr(VerifyEnd, "summary", emptied_first(database, is_source=is_source))
         with pytest.raises(refused, match=r"public.keyed was rewritten, emptied or replaced after the snapshot"):
             asyncio.run(comparison(_config(route), VerifyOptions(tables=("public.keyed",))))
 
