@@ -115,7 +115,7 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     target: tuple[str, str] | None = None  # schema and table on the target where they are others
     constants: dict[str, str] = {}  # columns of the target's table with their values in all rows of this one
     left_out: tuple[str, ...] = ()  # columns with values of their own that are not published
-    has_omitted: bool = False  # `columns` are without some that are published
+    omitted: tuple[str, ...] = ()  # columns that are published, and that `columns` are without
     has_generated: bool = False  # some of `columns` are generated on the publisher
     replaced: dict[str, str] = {}  # of `columns`, with the SQL expression whose value the target's rows get instead
     replacements: tuple[Replacement, ...] = ()  # these expressions, once the target has judged them
@@ -255,7 +255,7 @@ def without(table: PublishedTable, omitted: Sequence[str]) -> PublishedTable:
         columns=tuple([table.columns[at] for at in left]),
         types=tuple([table.types[at] for at in left]),
         modifiers=tuple([table.modifiers[at] for at in left]),
-        has_omitted=True,
+        omitted=(*table.omitted, *omitted),
     )
 
 

@@ -100,6 +100,7 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
     at_lsn: int  # of the publisher, as both sides were compared
     pause_s: float  # for which the daemon applied nothing
     tables: list[Compared]
+    left_out: tuple[str, ...] = ()  # schema.table of tables whose rows are not wanted on the target
 
     @property
     def is_equal(self) -> bool:
@@ -157,7 +158,8 @@ async def comparison(config: Config, options: VerifyOptions, again: VerifyAgain 
         tables = await _tables(config, options, connect.Connections(sessions.source[0], sessions.target[0]))
         _say_left_out(config, tables)
         both = _Both(options, again, sessions.source, sessions.target)
-        return await both.compare(tables, taken.at_lsn, taken.pause_s)
+        found = await both.compare(tables, taken.at_lsn, taken.pause_s)
+        return msgspec.structs.replace(found, left_out=config.mapping.schema_only)
 
 
 @asynccontextmanager
@@ -244,10 +246,13 @@ def _compared(table: PublishedTable) -> PublishedTable:
 
 
 def _say_left_out(config: Config, tables: Sequence[PublishedTable]) -> None:
-    texts = [f"schema only, not compared: {', '.join(config.mapping.schema_only)}"] if config.mapping.schema_only else []
-    for table in tables:
-        if left := [name for name in table.replaced if name not in table.columns]:
-            texts.append(f"{table.text}: not compared, because users' functions replace it: {', '.join(left)}")
+    only = config.mapping.schema_only
+    texts = [f"schema only, not compared: {', '.join(only)}"] if only else []
+    texts += [
+        f"{table.text}: not compared, because users' functions replace it: {', '.join(left)}"
+        for table in tables
+        if (left := [name for name in table.omitted if name in table.replaced])
+    ]
     for text in texts:
         click.echo(printable(text), err=True)
 
@@ -520,6 +525,7 @@ def document(found: VerifyResult) -> dict[str, object]:
         "at_lsn": format_lsn(found.at_lsn),
         "pause_s": round(found.pause_s, 6),
         "is_equal": found.is_equal,
+        "tables_not_compared": list(found.left_out),
         "tables": [
             {
                 "schema_name": verdict.table.schema,
@@ -530,6 +536,7 @@ def document(found: VerifyResult) -> dict[str, object]:
                 "source_rows": verdict.source_rows,
                 "target_rows": verdict.target_rows,
                 "key_columns": list(verdict.table.key),
+                "columns_not_compared": list(verdict.table.omitted),
                 "differences": [{"kind": one.kind, "key": list(one.key), "count": one.count} for one in verdict.found],
                 "is_cut": verdict.is_cut,
                 "statements": list(verdict.statements),
