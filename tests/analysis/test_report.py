@@ -22,6 +22,7 @@ import msgspec
 import pytest
 from pyarrow import parquet
 
+from parapply.amounts import duration
 from parapply.analysis import more_workers
 from parapply.analysis.changes import read_change
 from parapply.analysis.compute import QUERIES
@@ -29,7 +30,7 @@ from parapply.analysis.figures import FIGURES
 from parapply.analysis.follow import look
 from parapply.analysis.job import ReportRequest, check_readable, convert, fold, make_report, show
 from parapply.analysis.logged import recorded_of
-from parapply.analysis.page import Made, render
+from parapply.analysis.page import Made, _tiles, by_slot, render
 from parapply.analysis.prediction import Log
 from parapply.analysis.progress import Silent
 from parapply.analysis.store import SUFFIXES, Store
@@ -379,6 +380,15 @@ def test_two_versions_and_torn_lines_side_by_side(engine: DuckEngine, tmp_path: 
         ("unknown kind of record", 1),
     ]
     assert "schema version 2" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_the_delay_is_of_all_transactions_or_of_batches(engine: DuckEngine, tmp_path: Path) -> None:
+    """Records of a few transactions are not the delay of the others, neither in words nor in the table and the tiles."""
+    write(tmp_path / "log", "apply-1.jsonl", [batch(1), transaction(1, 1), batch(2, committed_at=90.0)])
+    outcome = make_report(engine, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+    assert _rows(outcome, "slots", "delay_p99_s") == [(90.0,)]
+    assert f"1 % took longer than {duration(90)}" in " ".join(outcome.in_short["app"])
+    assert duration(90) in [tile.value for tile in _tiles(by_slot(outcome.tables)["app"])]
 
 
 def test_each_slot_has_its_own_longest_waits(engine: DuckEngine, tmp_path: Path) -> None:
