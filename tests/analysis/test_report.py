@@ -382,6 +382,29 @@ def test_two_versions_and_torn_lines_side_by_side(engine: DuckEngine, tmp_path: 
     assert "schema version 2" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_a_line_that_an_engine_refuses_is_only_a_bad_line(engine: DuckEngine, tmp_path: Path) -> None:
+    """A key twice, numbers that no type holds, positions and times that are none: each is counted, and no more."""
+    lines = [msgspec.json.encode(batch(seq)).decode() for seq in range(1, 9)]
+    odd = [
+        lines[0].replace('"seq":1', '"seq":1,"seq":1'), lines[1].replace('"size_bytes":100', f'"size_bytes":{10**30}'),
+        lines[2].replace("0/380", "zz/yy"), lines[3].replace("0/480", "12345"),
+        lines[4].replace("0/500", "0/123456789"), lines[5].replace("2026-11-20T23:59:50.12", "12026-11-20T23:59:50.12"),
+        lines[6].replace("2026-11-20T23:59:50.01", "1026-11-20T23:59:50.01"),
+    ]  # fmt: skip
+    write(tmp_path / "log", "apply-1.jsonl", [*odd, lines[7]])
+    outcome = make_report(engine, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+    assert (outcome.records, _rows(outcome, "summary", "batches")) == (1, [(1,)])
+    assert sorted(_rows(outcome, "bad_lines", "reason", "lines")) == [
+        ("not a record in JSON, or a field of another type", 3),
+        ("the field end_lsn is no LSN", 2),
+        ("the field first_end_lsn is no LSN", 1),
+        ("the time received_at is before 2000 or after 2099", 1),
+    ]
+    write(tmp_path / "log", "apply-2.jsonl", [odd[5]])
+    again = make_report(engine, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+    assert ("the time committed_at is before 2000 or after 2099", 1) in _rows(again, "bad_lines", "reason", "lines")
+
+
 def test_the_delay_is_of_all_transactions_or_of_batches(engine: DuckEngine, tmp_path: Path) -> None:
     """Records of a few transactions are not the delay of the others, neither in words nor in the table and the tiles."""
     write(tmp_path / "log", "apply-1.jsonl", [batch(1), transaction(1, 1), batch(2, committed_at=90.0)])
