@@ -69,8 +69,13 @@ def test_differences_are_found_and_named(
     assert found == {
         "equal_keys": [("missing", "1.0", 1), ("extra", "1.00", 1)],
         "keyed": [
-            ("missing", "7", 1), ("different", "11", 1), ("different", "12", 1), ("different", "20", 1),
-            ("extra", "20", 1), ("extra", "21", 1), ("extra", "9001", 1),
+            ("missing", "7", 1),
+            ("different", "11", 1),
+            ("different", "12", 1),
+            ("different", "20", 1),
+            ("extra", "20", 1),
+            ("extra", "21", 1),
+            ("extra", "9001", 1),
         ],
         "loose": [("missing", "0", 1), ("extra", "1", 1)],
         "part_root": [("different", "700", 1)],
