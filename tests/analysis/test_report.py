@@ -25,6 +25,7 @@ from pyarrow import parquet
 from parapply.amounts import duration
 from parapply.analysis import more_workers
 from parapply.analysis.changes import read_change
+from parapply.analysis.command import _print
 from parapply.analysis.compute import QUERIES
 from parapply.analysis.figures import FIGURES
 from parapply.analysis.follow import look
@@ -406,7 +407,7 @@ def test_a_line_that_an_engine_refuses_is_only_a_bad_line(engine: DuckEngine, tm
 
 
 def test_the_delay_is_of_all_transactions_or_of_batches(engine: DuckEngine, tmp_path: Path) -> None:
-    """Records of a few transactions are not the delay of the others, neither in words nor in the table and the tiles."""
+    """Records of a few transactions are not the delay of the others: not in words, the table of slots, the tiles."""
     write(tmp_path / "log", "apply-1.jsonl", [batch(1), transaction(1, 1), batch(2, committed_at=90.0)])
     outcome = make_report(engine, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
     assert _rows(outcome, "slots", "delay_p99_s") == [(90.0,)]
@@ -461,6 +462,24 @@ def test_the_latest_hours_are_of_what_was_asked_for(engine: DuckEngine, tmp_path
         assert found == [("app", 2), ("two", 1)]
     else:
         assert found[0] in {("app", 2), ("app", 5)}, "the newest and the one years ahead; all, while the log is ahead"
+
+
+def test_names_from_the_log_do_nothing_to_a_terminal(
+    hand_made: tuple[ReportOutcome, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slots, tables and files are shown with their control characters as escapes; our own percentages have none."""
+    outcome, _ = hand_made
+    row = {**outcome.tables["slots"][0], "slot": "a\x1b[2J", "limit_words": "on a.\x1b[31mt"}
+    hostile = replace(
+        outcome,
+        tables={**outcome.tables, "slots": [row, row]},
+        in_short={"a\x1b[2J": ["key in a.\x1b[31mt, 12\N{NO-BREAK SPACE}%"]},
+        ignored=[{"file": "\x1b[2J", "size_bytes": 1, "reason": "r"}],
+    )
+    _print(hostile, is_json=False)
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "key in a.\\x1b[31mt, 12 %" in shown
 
 
 def test_a_scope_leaves_out_the_rest(engine: DuckEngine, tmp_path: Path) -> None:
