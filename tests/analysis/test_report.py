@@ -486,9 +486,11 @@ def test_a_scope_leaves_out_the_rest(engine: DuckEngine, tmp_path: Path) -> None
     """--slot, --since and --until choose records; without any record the page says so."""
     write(tmp_path / "log", "apply-1.jsonl", [*RECORDS, batch(1, slot="other")])
     request = ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out"))
+    assert make_report(engine, request, Silent()).tables["summary"]
     outcome = make_report(engine, replace(request, scope=Scope(slot="none")), Silent())
     assert outcome.tables["summary"] == []
     assert "Nothing to show" in (tmp_path / "out" / "report.html").read_text()
+    assert not (tmp_path / "out" / "tables").exists(), "of another span"
     store, midnight = Store(engine, request.out), BEGIN + timedelta(seconds=10)
     for scope, counts in (
         (Scope(slot="app", until=midnight), (2, 4)),

@@ -123,6 +123,9 @@ def show(
             tables["slots"] = overview(tables, verdicts)
             for name, table in tables.items():
                 storage.write(f"{request.out.rstrip('/')}/tables/{name}.parquet", as_parquet(name, table))
+        else:
+            # Of an earlier report; the page says that there is nothing.
+            storage.remove(f"{request.out.rstrip('/')}/tables")
         tables["ignored_files"] = left_out
         made = page.Made(
             log=request.log,
