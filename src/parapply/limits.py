@@ -46,7 +46,7 @@ _ADVICE: Final = {
     ),
     ("leader", ""): (
         "a processor for the daemon alone, or a faster one; applylog.detail = 'batch' if it is 'transaction'; two "
-        "slots with half of the tables each"
+        "slots with half of the tables each, if a transaction may come in two parts and no foreign key leads across"
     ),
     ("dependency", ""): (
         "more workers do not help: spread the changes of the rows named below over more rows, or change them in fewer "

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from parapply.analysis.engine import Rows
     from parapply.applylog_schema import Record
 
-BEGIN = datetime(2026, 11, 20, 23, 59, 50, tzinfo=UTC)
+BEGIN = datetime(2024, 11, 20, 23, 59, 50, tzinfo=UTC)
 A, B = "public.a", 'public.<b>"</script>'
 
 

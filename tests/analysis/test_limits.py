@@ -13,11 +13,12 @@ import pytest
 from parapply.analysis.compute import compute
 from parapply.analysis.job import ReportRequest, convert
 from parapply.analysis.progress import Silent
+from parapply.analysis.queries import READING
 from parapply.analysis.store import Store
 from parapply.analysis.verdict import verdict
 from parapply.analysis.views import Scope, make_views
 from parapply.applylog_schema import IntervalRecord, read_record
-from tests.analysis.hand_log import batch, write
+from tests.analysis.hand_log import at, batch, write
 from tests.fixtures.plain import WORKER_IS_BLOCKED, foreign_transaction, plain_route
 
 if TYPE_CHECKING:
@@ -105,6 +106,40 @@ def test_the_commit_of_late_rows_is_a_commit(engine: DuckEngine, tmp_path: Path)
     found = _verdict(engine, tmp_path / "out", Scope())
     assert (found.limit, found.detail) == ("commit", "order")
     assert found.share > 0.9
+
+
+@pytest.mark.parametrize(("run", "began_s"), [("r0", -1.0), ("r1", 10.0)])
+def test_workers_are_as_many_as_there_were_then(engine: DuckEngine, tmp_path: Path, run: str, began_s: float) -> None:
+    """Two full workers are the limit, though another run, or another time of an automatic number, had eight."""
+    now = [
+        batch(
+            n, worker=1 + n % 2, received_at=n / 20, started_at=n / 20, committed_at=n / 20 + 0.1, queued_s=0.0,
+            execute_s=0.1, wait_turn_s=0.0, commit_s=0.0,
+        )
+        for n in range(1, 200)
+    ]  # fmt: skip
+    others = [
+        batch(
+            200 + n, run=run, worker=n, received_at=began_s, started_at=began_s, committed_at=began_s + 0.1,
+            queued_s=0.0, execute_s=0.1, wait_turn_s=0.0, commit_s=0.0,
+        )
+        for n in range(1, 9)
+    ]  # fmt: skip
+    seconds = [(float(second), "r1", 2) for second in range(1, 11)]
+    intervals = [
+        IntervalRecord(
+            slot="app", run=of, ended_at=at(ended_s), length_s=1.0, workers=workers, leader_cpu_s=0.1, publisher_s=0.0,
+            paused_s=0.0, behind_bytes=0,
+        )
+        for ended_s, of, workers in [*seconds, (began_s + 1, run, 8)]
+    ]  # fmt: skip
+    write(tmp_path / "log", "apply-1.jsonl", [*now, *others, *intervals])
+    convert(engine, ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out")), Silent())
+    found = _verdict(engine, tmp_path / "out", Scope())
+    assert (found.limit, found.detail) == ("target", "")
+    assert found.share > 0.9
+    # The page speaks of as many as there are now.
+    assert [row["workers"] for row in engine.rows(READING, behind_bytes=0)] == [2 if run == "r0" else 8]
 
 
 def _verdict(engine: DuckEngine, out: Path, scope: Scope) -> LimitVerdict:

@@ -129,7 +129,7 @@ def test_a_day_is_folded_again_where_batches_came(engine: DuckEngine, tmp_path: 
     _write_days(log, ("c",), range(2))
     slots = make_report(engine, request, heard).tables["slots"]
     assert [(row["slot"], row["limit_words"]) for row in slots][2:] == [
-        ("c", "no batch in this time, the last on 2026-11-22")
+        ("c", "no batch in this time, the last on 2024-11-22")
     ]
     assert heard.folded() == ["Folding days of slots: 82"]
     make_report(engine, request, heard)
@@ -137,14 +137,14 @@ def test_a_day_is_folded_again_where_batches_came(engine: DuckEngine, tmp_path: 
     write(log, "apply-b-late.jsonl", [_of_day("b", 3, hour=20)])
     days = make_report(engine, request, heard).tables["days"]
     assert heard.folded() == ["Folding days of slots: 1"]
-    assert [(row["slot"], row["day"]) for row in days if row["batches"] == 2] == [("b", "2026-11-24")]
+    assert [(row["slot"], row["day"]) for row in days if row["batches"] == 2] == [("b", "2024-11-24")]
     folded = out / "records" / "_folded"
-    assert [path.name for path in sorted(folded.iterdir())] == ["2026-11.json", "2026-12.json"]
-    torn = folded / "2026-11.json"
+    assert [path.name for path in sorted(folded.iterdir())] == ["2024-11.json", "2024-12.json"]
+    torn = folded / "2024-11.json"
     torn.write_bytes(torn.read_bytes()[:-9])
     again = make_report(engine, request, heard).tables["days"]
-    assert heard.folded() == ["Folding days of slots: 22, because 2026-11.json is torn"]
-    (folded / "2026-12.json").unlink()
+    assert heard.folded() == ["Folding days of slots: 22, because 2024-11.json is torn"]
+    (folded / "2024-12.json").unlink()
     assert make_report(engine, request, heard).tables["days"] == again == days
     assert heard.folded() == ["Folding days of slots: 60"]
     from_nothing = make_report(engine, replace(request, out=str(tmp_path / "again")), heard)
@@ -158,14 +158,14 @@ def test_rows_that_are_gone_or_torn_are_named(engine: DuckEngine, tmp_path: Path
     _write_days(log, ("a",), range(3))
     make_report(engine, request, heard)
     ((load, _),) = {(path.parents[2], path.parents[1]) for path in (out / "records").rglob("*.parquet")}
-    part = next((load / "record=batch" / "day=2026-11-21").glob("*.parquet"))
+    part = next((load / "record=batch" / "day=2024-11-21").glob("*.parquet"))
     content = part.read_bytes()
     part.write_bytes(content[:-9])
     with pytest.raises(ReportFailed, match=part.name) as torn:
         make_report(engine, request, heard)
     assert "bring it back from a backup" in str(torn.value.hint)
     part.unlink()
-    with pytest.raises(ReportRefused, match=r"missing: .*/records: 1 rows of record=batch, day=2026-11-21\.") as gone:
+    with pytest.raises(ReportRefused, match=r"missing: .*/records: 1 rows of record=batch, day=2024-11-21\.") as gone:
         make_report(engine, request, heard)
     assert "bring it back from a backup" in str(gone.value.hint)
     with pytest.raises(ReportRefused, match="missing: 1 below"):
@@ -192,7 +192,7 @@ def test_an_entry_of_another_layout_is_refused_by_its_name(engine: DuckEngine, t
     ((path,),) = [list((out / "records" / "_manifest").iterdir())]
     entry = json.loads(path.read_text())
     del entry["rows"], entry["batches"]
-    path.write_text(json.dumps(entry | {"days": ["2026-11-21", "2026-11-22"]}))
+    path.write_text(json.dumps(entry | {"days": ["2024-11-21", "2024-11-22"]}))
     with pytest.raises(ReportRefused, match=f"{path.name} is torn: it is no entry of a manifest"):
         make_report(engine, request, Silent())
 
@@ -216,14 +216,14 @@ def test_a_new_day_costs_the_same_after_many(tmp_path: Path) -> None:
             (day,) = engine.written
             assert engine.opened == engine.written == {day: 1}
             costs.append(engine.lines)
-            sums = [f"{month}.json" for month in ("2026-11", "2026-12", "2027-01")[: 1 if n_days == 3 else 3]]
+            sums = [f"{month}.json" for month in ("2024-11", "2024-12", "2025-01")[: 1 if n_days == 3 else 3]]
             once = [log.name, "_manifest", "_folded", "000001.json", *sums]
             assert engine.small == Counter([*once, "_manifest"])
             engine.forget()
             write(log, "apply-b-late.jsonl", [_of_day("b", 1, hour=20)])
             make_report(engine, request, Silent())
-            assert engine.opened == {"record=batch/day=2026-11-22": 2, day: 1}
-            assert engine.written == {"record=batch/day=2026-11-22": 1}
+            assert engine.opened == {"record=batch/day=2024-11-22": 2, day: 1}
+            assert engine.written == {"record=batch/day=2024-11-22": 1}
     assert costs == [len(slots)] * 2
 
 
@@ -244,14 +244,14 @@ def test_rows_are_written_again_where_files_become_fewer(tmp_path: Path) -> None
             assert convert(engine, request, Silent(), store) == 1
         engine.forget()
         store.compact(many)
-        assert set(engine.written) == {"record=batch/day=2027-03-20", "record=batch/day=2027-03-21"}
+        assert set(engine.written) == {"record=batch/day=2025-03-20", "record=batch/day=2025-03-21"}
         store.open()
         assert sum(store.batches().values()) == len(list(engine.stream("SELECT seq FROM all_batch"))) == 30 + 2 * many
 
 
 def test_files_of_a_day_are_converted_together() -> None:
     """Files come by the time in their names, not by slot, so that a day has rows in few loads."""
-    names = [f"apply-{slot}-2026112{day}T000000Z-1-{day}.jsonl" for slot in "ab" for day in range(3)]
+    names = [f"apply-{slot}-2024112{day}T000000Z-1-{day}.jsonl" for slot in "ab" for day in range(3)]
     files = [StoredFile(name=name, path=name, size_bytes=1) for name in ["other.jsonl", *names]]
     assert [[file.name for file in group] for group in groups(files, 3)] == [
         ["other.jsonl", names[0], names[3]],

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply.config import load_config
 from parapply.copy.parts import Part
 from parapply.copy.published import PublishedTable
 from parapply.verify.canonical import Ranges, summary
+from parapply.verify.command import VerifyAgain, VerifyOptions, VerifyResult, ends_at_rest
+from tests.fixtures.databases import Database, drop_database
 
 if TYPE_CHECKING:
     from psycopg import sql
 
-    from tests.fixtures.databases import Database
+    from parapply.config import Config
 
 _PART = Part(schema="public", name="t")
 
@@ -66,3 +70,32 @@ def test_the_ends_of_a_type_are_in_a_range(
     ranges = Ranges(count=3, column="id", type_name=ordered, bounds=tuple(values[1:]))
     for number in range(3):
         assert [row[:2] for row in _ask(target_db, summary(_table(oid), _PART, ranges, "", [number]))] == [(number, 1)]
+
+
+@pytest.mark.pg_majors(15)  # one version: the functions are old
+def test_databases_of_different_encodings_are_compared(source_db: Database) -> None:
+    """Texts of UTF-8 and of LATIN1 are equal if their characters are, as keys, in slices by hash, and without a key."""
+    name = f"{source_db.dbname}_latin1"
+    source_db.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    target_db = Database(dbname=name, server=source_db.server)
+    try:
+        for database in (source_db, target_db):
+            database.execute("CREATE TABLE keyed (k text PRIMARY KEY, v text); CREATE TABLE loose (v text)")
+            database.execute(r"INSERT INTO keyed SELECT U&'\00E9' || g, U&'\00FC' FROM generate_series(1, 21000) AS g")
+            database.execute(r"INSERT INTO loose VALUES (U&'\00E4'), ('a'); ANALYZE")
+        source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+        target_db.execute(r"UPDATE keyed SET v = 'u' WHERE k = U&'\00E97'; DELETE FROM loose WHERE v <> 'a'")
+        flags = {"source.dsn": source_db.dsn, "target.dsn": target_db.dsn, "source.slot": "s",
+                 "source.publications": ("pub",)}  # fmt: skip
+        found = asyncio.run(_compared(load_config(None, (), flags, {})))
+    finally:
+        drop_database(target_db)
+    assert [[(one.kind, one.key) for one in verdict.found] for verdict in found.verdicts] == [
+        [("different", ("é7",))], [("missing", ("ä",))],
+    ]  # fmt: skip
+
+
+async def _compared(config: Config) -> VerifyResult:
+    earlier = VerifyResult(verdicts=[], at_lsn=0, pause_s=0.0, tables=[])
+    async with ends_at_rest(config, VerifyOptions(connections=1)) as ends:
+        return await ends.comparison(VerifyAgain(earlier, 60.0), 0)

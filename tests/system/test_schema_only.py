@@ -84,9 +84,10 @@ def test_rows_are_left_out(route: Route, run_command: RunCommand, start_daemon: 
     assert _NAMED in run_command(route, "status").stdout
     copies = json.loads(run_command(route, "status", "--json").stdout)["copies"]
     assert {one["table_name"] for one in copies if one["reason"] == SCHEMA_ONLY} == {"audit", "log"}
-    verified = run_command(route, "verify")
+    verified = run_command(route, "verify", "--json")
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert "schema only, not compared: public.audit, public.log" in verified.stderr
+    assert json.loads(verified.stdout)["tables_not_compared"] == ["public.audit", "public.log"]
     if is_copy:
         again = run_command(route, "refresh")
         assert again.returncode == 0, again.stderr

@@ -6,12 +6,15 @@ import asyncio
 import json
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from parapply.config import load_config
-from parapply.verify import postgres
+from parapply.cutover.comparison import CutoverComparison
+from parapply.errors import SourceRefused, TargetRefused
+from parapply.verify import command, postgres
 from parapply.verify.command import VerifyAgain, VerifyOptions, comparison
 from parapply.verify.postgres import VerifyEnd
 from tests.fixtures.plain import FAST
@@ -20,9 +23,20 @@ from tests.fixtures.workloads import BankLoad, create_bank
 from tests.system.verify_cases import DAMAGE, PUBLICATION, ROWS, TABLES, damaged
 
 if TYPE_CHECKING:
+    from parapply.config import Config
     from parapply.verify.postgres import Compared
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
+
+
+#: A key whose values may be equal and print apart.
+_EQUAL_KEYS = "CREATE TABLE equal_keys (n numeric PRIMARY KEY, v text);"
+#: Besides, keys that have several rows there.
+_MORE_DAMAGE = """
+UPDATE keyed SET own = a; ALTER TABLE keyed DROP CONSTRAINT keyed_pkey;
+UPDATE keyed SET v = 'w' WHERE a = 20; INSERT INTO keyed SELECT * FROM keyed WHERE a IN (20, 21);
+UPDATE equal_keys SET n = 1.00;
+"""
 
 
 @pytest.mark.pg_majors(15)  # the newest: test_compared_tables_are_unlocked
@@ -33,16 +47,18 @@ def test_differences_are_found_and_named(
 
     The statements it prints make the target equal again; the target's tables are partitioned in another way.
     """
-    source_db.execute(TABLES + ROWS + PUBLICATION)
-    target_db.execute(TABLES + "ALTER TABLE part_root DETACH PARTITION part_2; DROP TABLE part_2;"
-                      "CREATE TABLE part_rest PARTITION OF part_root DEFAULT")  # fmt: skip
+    source_db.execute(TABLES + _EQUAL_KEYS + ROWS + "INSERT INTO equal_keys VALUES (1.0, 'v')")
+    source_db.execute(f"{PUBLICATION}; ALTER PUBLICATION pub ADD TABLE equal_keys")
+    target_db.execute(TABLES + _EQUAL_KEYS + "ALTER TABLE part_root DETACH PARTITION part_2; DROP TABLE part_2;"
+                      "CREATE TABLE part_rest PARTITION OF part_root DEFAULT;"
+                      "ALTER TABLE keyed ADD own int")  # fmt: skip
     route = Route(source=source_db, target=target_db, settings=FAST)
     assert run_command(route, "init", "--copy").returncode == 0
     start_daemon(route).wait_for_event("source_connected")
     equal = run_command(route, "verify")
     assert (equal.returncode, equal.stderr) == (0, "")
     assert "public.keyed: equal, 500 rows" in equal.stdout
-    target_db.execute(DAMAGE)
+    target_db.execute(DAMAGE + _MORE_DAMAGE)
     done = run_command(route, "verify", "--json", "--statements")
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
@@ -51,7 +67,16 @@ def test_differences_are_found_and_named(
         for table in report["tables"]
     }
     assert found == {
-        "keyed": [("missing", "7", 1), ("different", "11", 1), ("different", "12", 1), ("extra", "9001", 1)],
+        "equal_keys": [("missing", "1.0", 1), ("extra", "1.00", 1)],
+        "keyed": [
+            ("missing", "7", 1),
+            ("different", "11", 1),
+            ("different", "12", 1),
+            ("different", "20", 1),
+            ("extra", "20", 1),
+            ("extra", "21", 1),
+            ("extra", "9001", 1),
+        ],
         "loose": [("missing", "0", 1), ("extra", "1", 1)],
         "part_root": [("different", "700", 1)],
     }
@@ -59,8 +84,11 @@ def test_differences_are_found_and_named(
     assert shown.returncode == 1
     assert "missing   a=7, b c=k7" in shown.stdout
     assert "more than 2 keys differ" in shown.stdout
-    target_db.execute("".join(text for table in report["tables"] for text in table["statements"]))
+    texts = [text for table in report["tables"] for text in table["statements"]]
+    target_db.execute("".join(["SET TimeZone = 'Asia/Tokyo';", *texts]))
     assert run_command(route, "verify").returncode == 0
+    # All but the rows with several of one key are updated, and keep what is not published.
+    assert target_db.rows("SELECT a FROM keyed WHERE own IS NULL ORDER BY a") == [(7,), (20,), (21,)]
 
 
 _RANGES = {
@@ -114,8 +142,7 @@ def test_one_row_is_found_in_any_kind_of_range(
     assert (equal.returncode, equal.stderr) == (0, ""), equal.stdout
     assert target_db.rows("SELECT count(*) FROM parapply.copies WHERE schema_name = 'state'") == [(0,)]
     source_db.execute("CREATE PUBLICATION hollow")
-    nothing = run_command(replace(route, publication="hollow"), "verify")
-    assert (nothing.returncode, "hollow have no table to compare" in nothing.stderr) == (3, True), nothing
+    _check_nothing(_config(replace(route, publication="hollow")))
     sampled = run_command(route, "verify", "--sampled", "1")
     assert (sampled.returncode, "equal (of 4 only a sample)" in sampled.stdout) == (0, True), sampled.stdout
     target_db.execute("UPDATE numbers SET v = 'w'")
@@ -139,11 +166,23 @@ def test_one_row_is_found_in_any_kind_of_range(
     }
 
 
-def _check_again(route: Route, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ranges equal a moment ago are compared again as time allows, also the newest keys; omissions are named."""
+def _check_nothing(hollow: Config) -> None:
+    """No table at all is an error, also of one database of several; a cut-over says so and goes on."""
+    with pytest.raises(SourceRefused, match="hollow have no table to compare"):
+        asyncio.run(comparison(hollow, VerifyOptions()))
+    cutover = CutoverComparison(hollow, "whole", 60.0, pytest.fail)
+    assert asyncio.run(cutover.after(0)) == "nothing, for no table is published"
+
+
+def _config(route: Route) -> Config:
     flags = {"source.dsn": route.source.dsn, "target.dsn": route.target.dsn, "source.slot": route.slot,
              "source.publications": (route.publication,)}  # fmt: skip
-    config = load_config(None, (), flags, {})
+    return load_config(None, (), flags, {})
+
+
+def _check_again(route: Route, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranges equal a moment ago are compared again as time allows, also the newest keys; omissions are named."""
+    config = _config(route)
     options = VerifyOptions(sampled_ranges=1)
     earlier = asyncio.run(comparison(config, options))
     route.target.execute("INSERT INTO numbers VALUES (800000, 1, 'x')")
@@ -173,17 +212,56 @@ def test_compared_tables_are_unlocked(
             locked.extend(n for (n,) in await cursor.fetchall())
 
     monkeypatch.setattr(VerifyEnd, "done", unlock_and_count)
-    flags = {"source.dsn": source_db.dsn, "target.dsn": target_db.dsn, "source.slot": route.slot,
-             "source.publications": ("pub",)}  # fmt: skip
     found = []
-    for most in (1, 1000):
+    for most, longest_s in ((1, inf), (1000, 0.0), (1000, inf)):
         monkeypatch.setattr(postgres, "_MOST_LOCKED", most)
-        result = asyncio.run(comparison(load_config(None, (), flags, {}), VerifyOptions()))
+        monkeypatch.setattr(postgres, "_LONGEST_LOCKED_S", longest_s)
+        result = asyncio.run(comparison(_config(route), VerifyOptions()))
         found.append([(one.table.name, one.found) for one in result.verdicts])
-        assert (max(locked) == 0) == (most == 1)
+        assert (max(locked) == 0) == (most == 1 or not longest_s)
         locked.clear()
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert sum(len(one) for _, one in found[0]) == 7
+    _check_late_partition(route, monkeypatch)
+    _check_rewritten(route, monkeypatch)
+
+
+def _check_late_partition(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that is made and filled while the snapshot is waited for is compared on both sides."""
+    read, n_read = command._tables, 0
+
+    async def made_then(*arguments: Any) -> Any:  # noqa: ANN401
+        nonlocal n_read
+        found, n_read = await read(*arguments), n_read + 1
+        if n_read == 1:
+            for database in (route.target, route.source):
+                database.execute("CREATE TABLE part_3 PARTITION OF part_root FOR VALUES FROM (1000) TO (2000)")
+            route.source.execute("INSERT INTO part_root VALUES (1500, 'v')")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_tables", made_then)
+        (verdict,) = asyncio.run(comparison(_config(route), VerifyOptions(tables=("public.part_root",)))).verdicts
+    assert [(one.kind, one.key) for one in verdict.found] == [("different", ("700",))]
+    assert verdict.source_rows == 1000
+
+
+def _check_rewritten(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that is emptied after the snapshot and before it is read is empty there, and no result."""
+    summary = VerifyEnd.summary
+
+    def emptied_first(database: Database, *, is_source: bool) -> object:
+        async def emptied(end: VerifyEnd, table: Compared, *others: Any) -> Any:  # noqa: ANN401
+            if end._is_source is is_source:
+                database.execute(f"TRUNCATE {table.published.name}")
+            return await summary(end, table, *others)
+
+        return emptied
+
+    for is_source, database, refused in ((False, route.target, TargetRefused), (True, route.source, SourceRefused)):
+        monkeypatch.setattr(VerifyEnd, "summary", emptied_first(database, is_source=is_source))
+        with pytest.raises(refused, match=r"public.keyed was rewritten, emptied or replaced after the snapshot"):
+            asyncio.run(comparison(_config(route), VerifyOptions(tables=("public.keyed",))))
 
 
 def test_both_sides_stay_in_use(

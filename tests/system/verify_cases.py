@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
-TABLES = """
+TABLES = r"""
 CREATE TABLE keyed (a int, "b c" text, v text, at timestamptz, f float8, PRIMARY KEY (a, "b c"));
-CREATE TABLE loose (n int, v text);
+CREATE TABLE loose (n int, v text, b bool DEFAULT true, c char(3) DEFAULT 'x', i inet DEFAULT '10.0.0.1',
+                    s text DEFAULT U&'a\00A0b', at timestamptz DEFAULT '2026-11-28 01:02:03Z');
 CREATE TABLE part_root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);
 CREATE TABLE part_1 PARTITION OF part_root FOR VALUES FROM (0) TO (500);
 CREATE TABLE part_2 PARTITION OF part_root FOR VALUES FROM (500) TO (1000);

@@ -154,7 +154,12 @@ def test_a_lag_that_is_not_known_is_not_shown_as_none() -> None:
     """Before a daemon has looked at the publisher for the first time there is no figure."""
     history = ReadingHistory()
     history.add(_report(lag_s=None, lag_bytes=None), 0)
-    assert _lines(screen(history, 80, 24, "rows"), 80)[1].split()[:3] == ["lag", "?", "?"]
+    assert _lines(screen(history, 80, 24, "rows"), 80)[1].split() == ["lag", "?", "?", "max", "?"]
+    history.add(_report(lag_s=4.0), 1)
+    history.add(_report(lag_s=None), 2)
+    history.add(_report(lag_s=2.0), 3)
+    # The course has gaps there, and no end of the lag.
+    assert "  █ ▄" in _lines(screen(history, 80, 24, "rows"), 80)[1]
 
 
 def test_a_wait_for_a_lock_is_told_with_its_holder() -> None:

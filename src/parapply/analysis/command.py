@@ -23,6 +23,7 @@ import click
 from parapply import amounts
 from parapply.errors import ParapplyError, ReportRefused
 from parapply.extras import install_hint
+from parapply.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -331,22 +332,28 @@ def _print(outcome: ReportOutcome, is_json: bool) -> None:  # noqa: FBT001  pass
     if len(outcome.tables.get("slots", ())) > 1:
         _print_overview(outcome)
     for slot, texts in outcome.in_short.items():
-        click.echo(f"{slot}:")
+        _say(f"{slot}:")
         said = outcome.verdicts.get(slot)
         if said is not None:
-            click.echo(f"  Limit: {said.words}")
-            click.echo(f"  Advice: {said.advice}.")
-            for text in said.evidence:
-                click.echo(f"    {text}")
-        for text in texts:
-            click.echo(f"  - {text}")
+            _say(f"  Limit: {said.words}", f"  Advice: {said.advice}.", *[f"    {text}" for text in said.evidence])
+        _say(*[f"  - {text}" for text in texts])
     for file in outcome.ignored[:_SHOWN_FILES]:
-        click.echo(f"not read: {file['file']} ({amounts.size(file['size_bytes'])}): {file['reason']}")
+        _say(f"not read: {file['file']} ({amounts.size(file['size_bytes'])}): {file['reason']}")
     if len(outcome.ignored) > _SHOWN_FILES:
         click.echo(f"and {len(outcome.ignored) - _SHOWN_FILES:,} more files not read: see the page")
     bad = f", {outcome.bad_lines:,} lines not readable" if outcome.bad_lines else ""
     click.echo(f"{outcome.records:,} records, {outcome.new_files:,} new files{bad}. Page: {outcome.page}")
     sys.stdout.flush()
+
+
+def _say(*texts: str) -> None:
+    for text in texts:
+        click.echo(_shown(text))
+
+
+def _shown(text: str) -> str:
+    """Return a text, in which names are other people's, for a terminal; ours have spaces that do not break a line."""
+    return printable(text.replace("\N{NO-BREAK SPACE}", " "))
 
 
 def _print_overview(outcome: ReportOutcome) -> None:
@@ -359,7 +366,7 @@ def _print_overview(outcome: ReportOutcome) -> None:
 
     table = Table(*HEADER, box=box.SIMPLE)
     for row in cells(outcome.tables["slots"]):
-        table.add_row(*[Text(cell) for cell in row])
+        table.add_row(*[Text(_shown(cell)) for cell in row])
     Console().print(table)
 
 

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _FETCHED: Final = 4096
 #: Rows that are written at once.
 _WRITTEN: Final = 16_384
+#: Lines that are sifted at once.
+_SIFTED: Final = 1024
 _PATTERN_SIGNS: Final = str.maketrans({"[": "[[]", "*": "[*]", "?": "[?]"})
 _PARQUET: Final = ".parquet"
 #: Errors of DuckDB that concern a line, not the machine.
@@ -55,6 +58,7 @@ class DuckEngine:
         self.storage: Storage = LocalStorage()
         self._scratch = Path(tempfile.mkdtemp(prefix="parapply-report-"))
         self._files: dict[str, str] = {}
+        self._decoder = msgspec.json.Decoder(_any_record())
         settings: dict[str, Any] = {
             "memory_limit": f"{memory.upper()}B",
             "temp_directory": str(self._scratch / "spilled"),
@@ -126,13 +130,19 @@ class DuckEngine:
             f"COPY ({in_duckdb(query)}) TO {plain_literal(str(target))} (FORMAT parquet, COMPRESSION zstd,"
             f" PARTITION_BY ({KIND}, {DAY}), APPEND, FILENAME_PATTERN 'part-{{uuid}}')"
         )
-        try:
-            self._session.execute(copy)
-        except _OF_A_LINE:
-            for part in self.storage.folders(f"{target}/*"):
-                self.storage.remove(part)
-            self._leave_torn_lines_out()
-            self._session.execute(copy)
+        # Lines are left out by their types, which is quick, and then by what DuckDB itself refuses.
+        sifts = [self._are_records, self._are_read]
+        while True:
+            try:
+                self._session.execute(copy)
+            except _OF_A_LINE:
+                if not sifts:
+                    raise
+                for part in self.storage.folders(f"{target}/*"):
+                    self.storage.remove(part)
+                self._leave_torn_lines_out(sifts.pop(0))
+            else:
+                return
 
     def open_stored(self, root: str, folders: Sequence[str]) -> None:  # noqa: ARG002  Spark's
         paths = [str(path) for folder in folders for path in Path(folder.removeprefix("file:")).rglob(f"*{_PARQUET}")]
@@ -148,43 +158,71 @@ class DuckEngine:
 
     def _open_lines(self, files: dict[str, str], torn: Sequence[tuple[str, str]]) -> None:
         """Make the view of lines: path and name of each file, and name and text of lines that are not read there."""
-        text, columns = self.words.text, schema.wide_columns(self.words)
-        del columns[TORN]
+        text = self.words.text
         self.make_table("line_files", {"path": text, FILE: text}, list(files.items()))
         self.make_table("torn_lines", {FILE: text, TORN: text}, torn)
-        types = ", ".join(f"'{name}': {plain_literal(type_)}" for name, type_ in columns.items())
         query = f"SELECT CAST(NULL AS {text}) AS path, CAST(NULL AS {text}) AS {KIND} WHERE false"
         if files:
-            query = (
-                f"SELECT * RENAME (filename AS path) FROM read_json({_paths(files)}, columns = {{{types}}},"
-                " format = 'newline_delimited', filename = true)"
-            )
+            query = f"SELECT * RENAME (filename AS path) FROM {self._lines_of(files)}"
         self._session.execute(
             f"CREATE OR REPLACE VIEW {LINES} AS SELECT * EXCLUDE (path) FROM ({query}) JOIN line_files USING (path)"
             f" UNION ALL BY NAME SELECT * FROM torn_lines"
         )
 
-    def _leave_torn_lines_out(self) -> None:
+    def _lines_of(self, paths: Iterable[str]) -> str:
+        columns = schema.wide_columns(self.words)
+        del columns[TORN]
+        types = ", ".join(f"'{name}': {plain_literal(type_)}" for name, type_ in columns.items())
+        return f"read_json({_paths(paths)}, columns = {{{types}}}, format = 'newline_delimited', filename = true)"
+
+    def _leave_torn_lines_out(self, are_good: Callable[[list[bytes]], list[bool]]) -> None:
         """Open the lines again, those that are no JSON of the records' types as texts."""
-        decoder = msgspec.json.Decoder(_any_record())
         torn: list[tuple[str, str]] = []
         files: dict[str, str] = {}
         for number, (path, name) in enumerate(self._files.items()):
             n_before = len(torn)
             sifted = self._scratch / f"sifted-{number}.jsonl"
-            with (gzip.open if path.endswith(".gz") else open)(path, "rb") as lines, sifted.open("wb") as good:
-                for line in lines:
-                    if line.isspace():
-                        continue
-                    try:
-                        decoder.decode(line)
-                        good.write(line if line.endswith(b"\n") else line + b"\n")
-                    except (msgspec.MsgspecError, UnicodeDecodeError):
-                        torn.append((name, line.decode(errors="replace").rstrip("\r\n").replace("\0", "\ufffd")))
+            with (gzip.open if path.endswith(".gz") else open)(path, "rb") as opened, sifted.open("wb") as good:
+                lines = (line.rstrip(b"\n") + b"\n" for line in opened if not line.isspace())
+                while some := list(islice(lines, _SIFTED)):
+                    for line, is_good in zip(some, are_good(some), strict=True):
+                        if is_good:
+                            good.write(line)
+                        else:
+                            torn.append((name, line.decode(errors="replace").rstrip("\r\n").replace("\0", "\ufffd")))
             if len(torn) == n_before:
                 sifted.unlink()
             files[path if len(torn) == n_before else str(sifted)] = name
         self._open_lines(files, torn)
+
+    def _are_records(self, lines: list[bytes]) -> list[bool]:
+        found = []
+        for line in lines:
+            try:
+                self._decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                found.append(False)
+            else:
+                found.append(True)
+        return found
+
+    def _are_read(self, lines: list[bytes]) -> list[bool]:
+        """Also leave out a key that comes twice, a number that no type holds, and what else DuckDB refuses."""
+        found = self._are_records(lines)
+        for number in self._refused(lines, [number for number, is_record in enumerate(found) if is_record]):
+            found[number] = False
+        return found
+
+    def _refused(self, lines: list[bytes], numbers: list[int]) -> list[int]:
+        """Return which of some lines DuckDB refuses: of a part that it does not read, both halves are tried."""
+        path = self._scratch / "tried.jsonl"
+        path.write_bytes(b"".join([lines[number] for number in numbers]))
+        try:
+            self._session.execute(f"SELECT count(COLUMNS(*)) FROM {self._lines_of([str(path)])}").fetchall()
+        except _OF_A_LINE:
+            half = len(numbers) // 2
+            return self._refused(lines, numbers[:half]) + self._refused(lines, numbers[half:]) if half else numbers
+        return []
 
 
 def _any_record() -> type[msgspec.Struct]:
@@ -231,6 +269,7 @@ _FUNCTIONS: Final = {
     "array": "list_value",
     "array_join": "array_to_string",
     "array_sort": "list_sort",
+    "regexp_like": "regexp_matches",
 }
 _RESERVED: Final = frozenset({"table", "at"})
 _TOKEN: Final = re.compile(

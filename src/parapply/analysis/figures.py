@@ -223,7 +223,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "Reading and the leader",
         "One row a slot, over the intervals of about a second with work. Logs of before have none.",
         intervals="records",
-        workers="sessions",
+        workers="sessions in the last one",
         seconds="length of the intervals",
         leader_cpu_s="CPU time of the leader's thread",
         publisher_s="the reader waited for the publisher",
@@ -246,7 +246,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "locks",
         "Sessions that held locks",
         "One row a slot, session on the target, table and mode: sessions, none of the daemon's workers, that held "
-        "a lock for which a worker's session waited, seen once a second; the 100 that did for longest.",
+        "a lock for which a worker's session waited, seen once a second; the 100 of each slot that did for longest.",
         pid="of the session; 0: a prepared transaction",
         role="its role",
         relation="schema.table on the target; empty: not of a table, or not known",
@@ -258,8 +258,8 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _of_slot(
         "hot_keys",
         "Rows that batches waited for",
-        "One row a slot, run and row, by a hash that does not reveal its key: the 100 that were late in most "
-        "batches, counting the first four late rows of each.",
+        "One row a slot, run and row, by a hash that does not reveal its key: the 100 of each slot that were late "
+        "in most batches, counting the first four late rows of each.",
         run="connection of the daemon; another one has other hashes",
         table="schema.table",
         key="hash of its key",
@@ -268,7 +268,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _of_slot(
         "blockers",
         "Batches that waited for others",
-        "One row a batch that waited for another: the 20 longest.",
+        "One row a batch that waited for another: the 20 longest of each slot.",
         run="connection of the daemon",
         seq="batch that waited",
         end_lsn="of its last transaction",

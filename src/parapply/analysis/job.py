@@ -123,6 +123,9 @@ def show(
             tables["slots"] = overview(tables, verdicts)
             for name, table in tables.items():
                 storage.write(f"{request.out.rstrip('/')}/tables/{name}.parquet", as_parquet(name, table))
+        else:
+            # Of an earlier report; the page says that there is nothing.
+            storage.remove(f"{request.out.rstrip('/')}/tables")
         tables["ignored_files"] = left_out
         made = page.Made(
             log=request.log,
@@ -154,8 +157,29 @@ def _scope(store: Store, request: ReportRequest) -> tuple[Scope, set[str] | None
     newest = store.newest
     if request.window is None or request.scope.since is not None or newest is None:
         return request.scope, None
-    since = newest - request.window
+    since = _newest(store, newest, request.scope) - request.window
     return replace(request.scope, since=since), {day for day in store.days if day >= f"{since:%Y-%m-%d}"}
+
+
+def _newest(store: Store, newest: datetime, scope: Scope) -> datetime:
+    """Return the newest commit of a scope that is not in the future, as a wrong clock may have written one."""
+    now = datetime.now(UTC)
+    until = min(now, scope.until or now)
+    if newest < until and scope.slot is None:
+        return newest
+    days = {
+        day
+        for slot, day in store.batches()
+        if scope.slot in (None, slot) and day <= f"{until.astimezone(UTC):%Y-%m-%d}"
+    }
+    query = f"SELECT max(committed_at) AS newest FROM all_batch WHERE {replace(scope, until=until).condition()}"
+    for day in sorted(days, reverse=True):
+        store.open([day])
+        (row,) = store.engine.rows(query)
+        if row["newest"] is not None:
+            found: datetime = row["newest"]
+            return found
+    return until
 
 
 def _compared(store: Store, scope: Scope, steps: Steps) -> Tables:

@@ -109,7 +109,7 @@ def _check(change: Change, log: Log, slot: str) -> None:
     if change.synchronous_commit == "on" and change.flush_ms is None and not log.flush_s:
         raise ReportRefused(
             f"No session of slot {slot} has waited for a flush, so the log does not say how long one takes.",
-            hint="add flush_ms=N to --what-if; pg_test_fsync on the target measures it",
+            hint="add flush_ms=N to --what-if (pg_test_fsync on the target measures it), or name another --slot",
         )
 
 

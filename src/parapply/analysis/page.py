@@ -164,8 +164,7 @@ def _slot(tables: Tables, made: Made) -> _Slot:
 
 def _tiles(tables: Tables) -> list[_Tile]:
     (summary,) = tables["summary"]
-    stages = {row["stage"]: row for row in tables["latency"]}
-    delay = stages.get("each transaction", stages["oldest transaction of a batch"])
+    delay = words.delay_of(tables["latency"], summary)
     best = max(row["transactions_per_s"] for row in tables["over_time"])
     n_bad = sum(row["lines"] for row in tables["bad_lines"])
     batches = amounts.number(summary["batches"])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply import config
 from parapply.analysis.changes import Change, Errors, Usual
-from parapply.analysis.contention import MOST, Executed, Line, Processors, alone_s, beside, fit, learn, line_of_sizes
+from parapply.analysis.contention import Executed, Line, Processors, alone_s, beside, fit, learn, line_of_sizes
 from parapply.analysis.replay import Costs, HotRows, Played, Settings, play
 from parapply.analysis.stream import Recorded, stream_of
 
@@ -254,7 +254,7 @@ class Log:
         if most == one.turn_s:
             return "commits"
         # Twice as many that execute would do so much more.
-        slowdowns = contention.slowdowns(2 * MOST)
+        slowdowns = contention.slowdowns(2 * workers)
         return "workers" if 2 * slowdowns[workers] / slowdowns[2 * workers] > _WORTH else "processors"
 
 

@@ -25,7 +25,9 @@ _EVENTS: Final = ", ".join(
     for us, queued, blocked, held, executing, late in _POINTS
 )
 # Each moment of a run has one state, by what the batches under way were doing then. Where several things happen at one
-# time their order does not matter: no time passes between them.
+# time their order does not matter: no time passes between them. The workers are as many as the interval of that moment
+# says, or the last one before: another run may have had others, and their number may be automatic. Before the first one
+# they are as many as have committed in that run. Of stamps, a time and the workers from then on, the last one counts.
 MOMENTS: Final = f"""
 SELECT slot, state, sum(seconds) AS seconds
   FROM (SELECT slot, (until_us - us) / 1e6 AS seconds,
@@ -35,28 +37,35 @@ SELECT slot, state, sum(seconds) AS seconds
                     WHEN 2 * executing >= held THEN 'executing'
                     WHEN late > 0 THEN 'late rows'
                     ELSE 'commit' END AS state
-          FROM (SELECT slot, run, workers, us, lead(us, 1, us) OVER (PARTITION BY slot, run ORDER BY us) AS until_us,
+          FROM (SELECT slot, us, lead(us, 1, us) OVER (PARTITION BY slot, run ORDER BY us) AS until_us,
                        sum(queued) OVER moments AS queued, sum(blocked) OVER moments AS blocked,
                        sum(held) OVER moments AS held, sum(executing) OVER moments AS executing,
-                       sum(late) OVER moments AS late
+                       sum(late) OVER moments AS late,
+                       coalesce(max(stamped) OVER moments % 1024, max(seen) OVER runs) AS workers,
+                       min(if(seen IS NULL, NULL, us)) OVER runs AS first_us,
+                       max(if(seen IS NULL, NULL, us)) OVER runs AS last_us
                   FROM (SELECT slot, run, us, sum(queued) AS queued, sum(blocked) AS blocked, sum(held) AS held,
-                               sum(executing) AS executing, sum(late) AS late, max(workers) AS workers
-                          FROM (SELECT slot, run, workers,
+                               sum(executing) AS executing, sum(late) AS late, max(seen) AS seen,
+                               max(stamped) AS stamped
+                          FROM (SELECT slot, run, worker AS seen, CAST(NULL AS bigint) AS stamped,
                                        inline(array(
                                          {_EVENTS}))
-                                  FROM timed JOIN (SELECT slot AS s, max(n) AS workers
-                                                     FROM (SELECT slot, workers AS n FROM intervals
-                                                           UNION ALL SELECT slot, worker FROM batches)
-                                                    GROUP BY slot) ON s = slot)
+                                  FROM timed
+                                UNION ALL
+                                SELECT slot, run, NULL, begun_us * 1024 + least(workers, 1023), begun_us, 0, 0, 0, 0, 0
+                                  FROM (SELECT slot, run, workers, unix_micros(ended_at)
+                                               - CAST(round(length_s * 1e6) AS bigint) AS begun_us FROM intervals))
                          GROUP BY slot, run, us)
-                WINDOW moments AS (PARTITION BY slot, run ORDER BY us ROWS UNBOUNDED PRECEDING)))
+                WINDOW moments AS (PARTITION BY slot, run ORDER BY us ROWS UNBOUNDED PRECEDING),
+                       runs AS (PARTITION BY slot, run))
+         WHERE us >= first_us AND us < last_us)
  WHERE seconds > 0
  GROUP BY slot, state ORDER BY slot, seconds DESC, state
 """
 
 # Work of the leader and the reader while workers were free and more was to be read.
 READING: Final = """
-SELECT slot, count(*) AS intervals, max(workers) AS workers, sum(length_s) AS seconds,
+SELECT slot, count(*) AS intervals, max_by(workers, ended_at) AS workers, sum(length_s) AS seconds,
        sum(leader_cpu_s) AS leader_cpu_s, sum(publisher_s) AS publisher_s, sum(paused_s) AS paused_s,
        sum(throttled_s) AS throttled_s,
        coalesce(sum(greatest(length_s - paused_s, 0)) FILTER (WHERE behind_bytes > :behind_bytes), 0) AS behind_s,
@@ -72,20 +81,39 @@ SELECT slot, one.wait AS wait, sum(one.samples) AS samples
  GROUP BY slot, one.wait ORDER BY slot, samples DESC, wait
 """
 
-LOCKS: Final = """
+
+def _most(query: str, columns: str, order: str, most: int) -> str:
+    """Return the query of the first rows of each slot in an order."""
+    return f"""
+SELECT {columns}
+  FROM (SELECT *, row_number() OVER (PARTITION BY slot ORDER BY {order}) AS place FROM ({query}))
+ WHERE place <= {most} ORDER BY {order}
+"""
+
+
+LOCKS: Final = _most(
+    """
 SELECT slot, one.pid AS pid, one.role AS role, one.relation AS relation, one.mode AS mode, sum(length_s) AS seconds,
        min(ended_at) AS first_at, max(ended_at) AS last_at
   FROM (SELECT slot, length_s, ended_at, explode(locks) AS one FROM intervals WHERE size(locks) > 0)
- GROUP BY ALL ORDER BY seconds DESC, slot, pid, relation, mode LIMIT 100
-"""
+ GROUP BY ALL""",
+    "slot, pid, role, relation, mode, seconds, first_at, last_at",
+    "seconds DESC, slot, pid, relation, mode",
+    100,
+)
 
-HOT_KEYS: Final = """
+HOT_KEYS: Final = _most(
+    """
 SELECT slot, run, one.table AS table, one.key AS key, count(*) AS batches
   FROM (SELECT slot, run, explode(late_rows) AS one FROM batches WHERE size(late_rows) > 0)
- GROUP BY ALL ORDER BY batches DESC, slot, run, table, key LIMIT 100
-"""
+ GROUP BY ALL""",
+    "slot, run, table, key, batches",
+    "batches DESC, slot, run, table, key",
+    100,
+)
 
-BLOCKERS: Final = """
+BLOCKERS: Final = _most(
+    """
 SELECT waiter.slot, waiter.run, waiter.seq, waiter.end_lsn, element_at(waiter.xids, 1) AS xid,
        holder.seq AS holder_seq, holder.end_lsn AS holder_end_lsn, element_at(holder.xids, 1) AS holder_xid,
        waiter.waited_for.table AS table, waiter.waited_for.kind AS kind, waiter.waited_for.name AS name,
@@ -95,9 +123,11 @@ SELECT waiter.slot, waiter.run, waiter.seq, waiter.end_lsn, element_at(waiter.xi
                                            - waiter.execute_s), 0) AS wait_s
   FROM batches AS waiter JOIN batches AS holder
     ON holder.slot = waiter.slot AND holder.run = waiter.run AND holder.seq = waiter.waited_for.seq
- WHERE waiter.waited_for IS NOT NULL
- ORDER BY wait_s DESC, slot, run, seq LIMIT 20
-"""
+ WHERE waiter.waited_for IS NOT NULL""",
+    "slot, run, seq, end_lsn, xid, holder_seq, holder_end_lsn, holder_xid, table, kind, name, at, wait_s",
+    "wait_s DESC, slot, run, seq",
+    20,
+)
 
 
 SUMMARY: Final = """

@@ -29,6 +29,7 @@ from parapply.analysis.schema import (
     LOAD,
     REASON,
     TORN,
+    is_time,
     required_of,
     stored_columns,
     wide_columns,
@@ -217,7 +218,7 @@ class Store:
             by_day[row["day"]] = by_day.get(row["day"], 0) + row["n"]
             if row[KIND] == "batch":
                 batches.setdefault(row["slot"], {})[row["day"]] = row["n"]
-        newest_us = max((row["newest_us"] for row in found), default=0)
+        newest_us = max((row["newest_us"] for row in found if row[KIND] != BAD), default=0)
         return _Entry(load=load, files=files, rows=rows, batches=batches, level=level, newest_us=newest_us)
 
     def _folder_of(self, load: str) -> str:
@@ -373,6 +374,12 @@ _COUNTED: Final = (
     "n_transactions", "n_changes", "size_bytes", "queued_s", "wait_dependency_s", "execute_s", "wait_turn_s",
     "commit_s",
 )  # fmt: skip
+#: Fields that are made numbers.
+_LSNS: Final = ("first_end_lsn", "end_lsn")
+_LSN: Final = "'^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$'"
+#: Times that a clock may show; PostgreSQL's own begin with 2000. Others have no place on an axis, or in Python.
+_FIRST: Final = "CAST('2000-01-01 00:00:00+00:00' AS {})"
+_LAST: Final = "CAST('2099-12-31 00:00:00+00:00' AS {})"
 #: Characters of a bad line that are kept: enough to see what it is.
 _SHOWN_CHARACTERS: Final = 200
 
@@ -392,11 +399,11 @@ def records(words: TypeWords) -> str:
                CASE WHEN {REASON} IS NULL THEN {KIND} ELSE '{BAD}' END AS {KIND},
                CASE WHEN {REASON} IS NULL THEN CAST(coalesce(committed_at, ended_at) AS date)
                     ELSE current_date END AS {DAY}
-          FROM (SELECT *, CASE {_reasons()} END AS {REASON} FROM {LINES})
+          FROM (SELECT *, CASE {_reasons(words)} END AS {REASON} FROM {LINES})
         """
 
 
-def _reasons() -> str:
+def _reasons(words: TypeWords) -> str:
     """Return the conditions under which a line is no record, each with the reason."""
     kinds = ", ".join(f"'{kind}'" for kind in RECORDS)
     versions = ", ".join(str(version) for version in READABLE_VERSIONS)
@@ -408,6 +415,15 @@ def _reasons() -> str:
             "concat('schema version ', CAST(schema_version AS string), ', which this parapply does not read')"
         ),
         **{f"{name} < 0": f"'the field {name} is below 0'" for name in _COUNTED},
+        **{f"NOT regexp_like({name}, {_LSN})": f"'the field {name} is no LSN'" for name in _LSNS},
+        **{
+            f"{name} NOT BETWEEN {_FIRST.format(words.time)} AND {_LAST.format(words.time)}": (
+                f"'the time {name} is before 2000 or after 2099'"
+            )
+            for struct in RECORDS.values()
+            for name in struct.__struct_fields__
+            if is_time(name)
+        },
         **{
             f"{KIND} = '{kind}' AND {name} IS NULL": f"'a {kind} without the field {name}'"
             for kind, struct in RECORDS.items()

@@ -52,6 +52,7 @@ _TURN: Final = "unix_micros(committed_at) - CAST(round(commit_s * 1e6) AS bigint
 _TIMED: Final = (
     "slot",
     "run",
+    "worker",
     "unix_micros(received_at) AS received_us",
     f"{_START} AS start_us",
     "CAST(round(depending_s * 1e6) AS bigint) AS depend_us",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from parapply.amounts import duration, number, percent
+from parapply.analysis.figures import EACH_TRANSACTION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +53,7 @@ def in_short(tables: Tables) -> list[str]:
         for text in (
             _incomplete(summary, tables["gaps"]),
             _throughput(summary, tables["parallelism"], tables["over_time"]),
-            _delay(tables["latency"], summary["transactions"], summary["transaction_records"]),
+            _delay(tables["latency"], summary),
             _waits(tables["waits"], tables["dependencies"]),
             _parallelism(tables["parallelism"]),
             _repeats(summary["repeated_batches"], summary["batches"], summary["conflicts"]),
@@ -94,14 +95,20 @@ def _throughput(summary: dict[str, Any], parallelism: Rows, over_time: Rows) -> 
     )
 
 
-def _delay(latency: Rows, n_transactions: int, n_recorded: int) -> str:
+def delay_of(latency: Rows, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of `latency` that is a slot's delay: of each transaction only where all have their record."""
+    stages = {row["stage"]: row for row in latency if row["slot"] == summary["slot"]}
+    is_whole = summary["transaction_records"] >= summary["transactions"]
+    oldest: dict[str, Any] = stages["oldest transaction of a batch"]
+    return stages.get(EACH_TRANSACTION[0], oldest) if is_whole else oldest
+
+
+def _delay(latency: Rows, summary: dict[str, Any]) -> str:
     stages = {row["stage"]: row for row in latency}
-    if "each transaction" in stages and n_recorded >= n_transactions:
-        row, what = stages["each transaction"], "transactions were"
-        basis = ""
-    else:
-        row, what = stages["oldest transaction of a batch"], "batches were"
-        basis = ", counted from its oldest transaction"
+    row = delay_of(latency, summary)
+    what, basis = "transactions were", ""
+    if row["stage"] != EACH_TRANSACTION[0]:
+        what, basis = "batches were", ", counted from its oldest transaction"
     text = (
         f"Half of the {what} visible on the target within {duration(row['p50_s'])} of the commit on the publisher"
         f"{basis}; 1 % took longer than {duration(row['p99_s'])}, and the slowest {duration(row['max_s'])}."
@@ -213,8 +220,7 @@ def overview(tables: Tables, verdicts: Mapping[str, LimitVerdict]) -> Rows:
     rows = []
     for summary in tables["summary"]:
         slot = summary["slot"]
-        stages = {row["stage"]: row for row in tables["latency"] if row["slot"] == slot}
-        delay = stages.get("each transaction", stages["oldest transaction of a batch"])
+        delay = delay_of(tables["latency"], summary)
         waits = max((row for row in tables["waits"] if row["slot"] == slot), key=lambda row: row["share"], default=None)
         said = verdicts.get(slot)
         rows.append(

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
-from psycopg import sql
 
 from parapply import failpoints
 from parapply.commands import lifecycle
@@ -22,6 +21,7 @@ from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.parts import COPIED_PAGES, copy_in, copy_out, is_binary
 from parapply.copy.places import Access, Places
+from parapply.copy.published import rewritten
 from parapply.copy.pump import pump
 from parapply.copy.writer import Writers
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
@@ -45,12 +45,6 @@ if TYPE_CHECKING:
 
 #: Seconds between two notes of how far tables are, if none is complete before.
 _NOTE_S = 2.0
-
-#: True if a relation's file is the one that the snapshot's catalogue names, and its name still means it.
-_SAME_FILE: Final = """
-SELECT c.relfilenode = pg_catalog.pg_relation_filenode(c.oid) AND c.oid = pg_catalog.to_regclass(%s)
-  FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
- WHERE n.nspname = %s AND c.relname = %s"""
 
 
 class PartQueue:
@@ -372,18 +366,11 @@ def _left(leaf: Leaf, done: Sequence[CopiedPart]) -> Iterator[Part]:
 
 
 async def _check_file(source: slot.Connection, part: Part) -> None:
-    """Refuse a part that was read from another file than the snapshot's: its rows lie elsewhere, or nowhere.
-
-    A table that is rewritten is empty for a snapshot from before, or its rows are in other pages (PostgreSQL manual,
-    "Caveats" of MVCC). From the COPY on the session holds a lock, so its file stays as it is.
-    """
+    """Refuse a part that was read from another file than the snapshot's. From the COPY on a lock keeps its file."""
     relation = f"{part.schema}.{part.name}"
-    quoted = sql.Identifier(part.schema, part.name).as_string(None)
     with slot.source_errors(f"looking for the file of {relation}"):
-        cursor = await source.execute(_SAME_FILE, [quoted, part.schema, part.name])
-        row = await cursor.fetchone()
-    # None: a foreign table, which has no file.
-    if row is None or row[0] is False:
+        found = await rewritten(source, [(part.schema, part.name)])
+    if found:
         raise SourceRefused(
             f"source: {relation} was rewritten, or replaced, after the snapshot of this copy",
             hint="run the same command again: it goes on with a new snapshot",

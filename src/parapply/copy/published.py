@@ -77,6 +77,29 @@ async def leaves_of(conn: psycopg.AsyncConnection[tuple[Any, ...]], oids: Sequen
     return leaves
 
 
+async def rewritten(conn: psycopg.AsyncConnection[tuple[Any, ...]], relations: Sequence[Name]) -> list[str]:
+    """Return the relations whose file is another one than in the session's snapshot, or whose name means another.
+
+    A table that was rewritten or emptied is empty for a snapshot from before, or its rows are in other pages
+    (PostgreSQL manual, "Caveats" of MVCC). From the reading on a lock keeps its file.
+
+    Raises:
+        psycopg.Error: the caller turns it into an error of ours.
+    """
+    # A foreign table has no file: NULL.
+    query: LiteralString = """
+        SELECT w.schema_name || '.' || w.relation_name
+          FROM unnest($1::text[], $2::text[], $3::text[]) AS w(schema_name, relation_name, quoted)
+          LEFT JOIN (pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace)
+            ON n.nspname = w.schema_name AND c.relname = w.relation_name
+         WHERE c.oid IS NULL OR (c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)
+                                 AND c.oid = pg_catalog.to_regclass(w.quoted)) IS FALSE
+         ORDER BY 1"""
+    quoted = [sql.Identifier(*name).as_string(None) for name in relations]
+    found = await read_rows(conn, query, [[schema for schema, _ in relations], [name for _, name in relations], quoted])
+    return [str(text) for (text,) in found]
+
+
 class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     """One published table."""
 
@@ -92,7 +115,7 @@ class PublishedTable(msgspec.Struct, frozen=True, kw_only=True):
     target: tuple[str, str] | None = None  # schema and table on the target where they are others
     constants: dict[str, str] = {}  # columns of the target's table with their values in all rows of this one
     left_out: tuple[str, ...] = ()  # columns with values of their own that are not published
-    has_omitted: bool = False  # `columns` are without some that are published
+    omitted: tuple[str, ...] = ()  # columns that are published, and that `columns` are without
     has_generated: bool = False  # some of `columns` are generated on the publisher
     replaced: dict[str, str] = {}  # of `columns`, with the SQL expression whose value the target's rows get instead
     replacements: tuple[Replacement, ...] = ()  # these expressions, once the target has judged them
@@ -250,7 +273,7 @@ def without(table: PublishedTable, omitted: Sequence[str]) -> PublishedTable:
         columns=tuple([table.columns[at] for at in left]),
         types=tuple([table.types[at] for at in left]),
         modifiers=tuple([table.modifiers[at] for at in left]),
-        has_omitted=True,
+        omitted=(*table.omitted, *omitted),
     )
 
 

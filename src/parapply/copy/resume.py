@@ -109,7 +109,7 @@ def may_resume(table: PublishedTable, target_types: Mapping[str, int]) -> bool:
     return (
         # The notes do not say under which name the rows are, or with which constants.
         table.target is None
-        and not (table.constants or table.has_omitted or table.replaced)
+        and not (table.constants or table.omitted or table.replaced)
         and bool(table.key)
         and not table.row_filter
         and all(types[column] in KEY_TYPES and target_types.get(column) == types[column] for column in table.key)

@@ -54,8 +54,9 @@ class CutoverComparison:
             return
         began_s = time.monotonic()
         how = verifying.VerifyOptions(
-            sampled_ranges=_SAMPLED_RANGES, is_brief=True, max_pause_s=_BEFORE_PAUSE_S, timeout_s=self._timeout_s
-        )
+            sampled_ranges=_SAMPLED_RANGES, is_brief=True, allows_none=True, max_pause_s=_BEFORE_PAUSE_S,
+            timeout_s=self._timeout_s,
+        )  # fmt: skip
         try:
             found = await verifying.comparison(self._config, how)
         except ParapplyError as error:
@@ -68,7 +69,8 @@ class CutoverComparison:
         verifying.say_all(found)
         if not found.is_equal:
             raise _differ()
-        click.echo(f"compared before the fence ({time.monotonic() - began_s:.3f} s)")
+        if found.verdicts:
+            click.echo(f"compared before the fence ({time.monotonic() - began_s:.3f} s)")
         self._before = found
         with suppress(ParapplyError):  # the comparison after the fence opens others, and can name the error
             self._ends = await self._stack.enter_async_context(verifying.ends_at_rest(self._config, self._how))
@@ -76,7 +78,7 @@ class CutoverComparison:
     @property
     def _how(self) -> verifying.VerifyOptions:
         n_ranges = _SAMPLED_RANGES if self._depth == "sampled" else 0
-        return verifying.VerifyOptions(sampled_ranges=n_ranges, timeout_s=self._timeout_s)
+        return verifying.VerifyOptions(sampled_ranges=n_ranges, allows_none=True, timeout_s=self._timeout_s)
 
     async def after(self, at_lsn: int) -> str:
         """Compare once no client writes and all up to an LSN is applied, and return the result for people.
@@ -93,6 +95,8 @@ class CutoverComparison:
         verifying.say_all(found)
         if not found.is_equal:
             raise _differ()
+        if not found.verdicts:
+            return "nothing, for no table is published"
         n_left = sum(verdict.equal_at is not None for verdict in found.verdicts)
         left = f"; {n_left} tables as before the fence" if n_left else ""
         return f"equal ({self._depth}){left}"

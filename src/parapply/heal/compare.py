@@ -132,7 +132,7 @@ class TableComparison:
         plans = []
         for table in tables:
             of_here = types[table.here().full_name]
-            compared = await compared_of(self._source, table, leaves[table.oid], of_here)
+            compared = await compared_of(self._source, self._target, table, leaves[table.oid], of_here)
             why = "named with --whole" if table.oid in named else ""
             why = why or ("its first copy was interrupted" if table.oid in begun else "")
             if why:

@@ -50,7 +50,7 @@ class ReadingHistory:
 
     def __init__(self) -> None:
         self.report: dict[str, Any] = {}
-        self.lag_s: deque[float] = deque(maxlen=_COURSE)
+        self.lag_s: deque[float | None] = deque(maxlen=_COURSE)  # None: not known
         self.rows_s: deque[float] = deque(maxlen=_COURSE)
         self._counts: deque[_Counts] = deque()
         self._states: deque[dict[int, str]] = deque(maxlen=_BUSY_LOOKS)
@@ -71,7 +71,7 @@ class ReadingHistory:
         while at_s - self._counts[0].at_s > _WINDOW_S and len(self._counts) > 2:
             self._counts.popleft()
         self._states.append({one["worker"]: one["state"] for one in report["workers"]})
-        self.lag_s.append(report["lag_s"] or 0.0)
+        self.lag_s.append(report["lag_s"])
         if at_s - self._counts[0].at_s >= _SHORT_S:
             self.rows_s.append(sum([one.rows_s for one in self.tables()]))
 

@@ -127,7 +127,7 @@ def _courses(history: ReadingHistory, room: int) -> Table:
         table.add_column(justify=justify, no_wrap=True, width=columns)  # type: ignore[arg-type]
     behind = "?" if report["lag_bytes"] is None else size(report["lag_bytes"])
     lag_course = Text(_course(lag, room), "yellow")
-    age = "?" if report["lag_s"] is None else brief(lag[-1])
+    age = "?" if report["lag_s"] is None else brief(report["lag_s"])
     table.add_row(_dim("lag"), age, behind, lag_course, _dim(_most(lag, room, brief)))
     rows_now = _per_second(sum([one.rows_s for one in history.tables()]))
     rows_course = Text(_course(rows, room), "green")
@@ -241,17 +241,17 @@ def _seldom(report: dict[str, Any]) -> list[RenderableType]:
     return [Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in lines]
 
 
-def _course(values: Sequence[float], room: int) -> str:
-    """Return the latest values as bars, the highest of them full; one column each."""
+def _course(values: Sequence[float | None], room: int) -> str:
+    """Return the latest values as bars, the highest of them full; one column each, empty for one that is not known."""
     shown = list(values)[-room:]
-    most = max(shown, default=0.0)
-    if not most:
-        return _BARS[0] * len(shown)
-    return "".join([_BARS[min(7, int(value / most * 7.999))] for value in shown])
+    most = max([value for value in shown if value is not None], default=0.0) or 1.0
+    return "".join([" " if value is None else _BARS[min(7, int(value / most * 7.999))] for value in shown])
 
 
-def _most(values: Sequence[float], room: int, text: Any) -> str:  # noqa: ANN401  a function of a number
-    return f"max {text(max(list(values)[-room:], default=0.0))}"
+def _most(values: Sequence[float | None], room: int, text: Any) -> str:  # noqa: ANN401  a function of a number
+    shown = list(values)[-room:]
+    known = [value for value in shown if value is not None]
+    return f"max {text(max(known, default=0.0)) if known or not shown else '?'}"
 
 
 def _rate(rate: float) -> str:

@@ -3,7 +3,8 @@
 - The text of a row is `ROW(...)::text` of the published columns, by name, in sessions that print alike: a NULL is not
   an empty text, and no separator can be mistaken for a value. The text of its key is the same of the key's columns;
   without a key it is the text of the row.
-- The hash of a text is `hashtextextended`: 64 bits, the same in all versions of PostgreSQL with one byte order.
+- The hash of a text is `hashtextextended`: 64 bits, the same in all versions of PostgreSQL with one byte order. Where
+  the databases have different encodings, its bytes in UTF-8 are hashed, in hexadecimal.
 - Rows are divided into ranges, numbered from 0. Where the key's first column is of a type that every server sorts
   alike, a range lies between two values of it, so that the rows of one range are found by the key's index.
   Where it is not (two databases may sort text differently), or there is no key, a range is a slice of the keys by the
@@ -40,13 +41,6 @@ READ_PAGES = 8192
 #: Seeds of the hashes: a row without a key has one text for both.
 _ROW_SEED, _KEY_SEED = 0, 1
 
-#: Settings that change how a value prints, for sessions that are not pinned anyway.
-SESSION_SETTINGS = (
-    "SET TimeZone = 'UTC'; SET DateStyle = 'ISO, YMD'; SET IntervalStyle = 'postgres'; SET extra_float_digits = 3;"
-    " SET bytea_output = 'hex'; SET lc_monetary = 'C'; SET xmloption = 'content'; SET search_path = pg_catalog"
-)
-
-
 #: Types whose order is the same on every server, by OID (pg_type.dat), and the type in which bounds are compared.
 _ORDERED_TYPES = {
     20: "int8",
@@ -75,6 +69,7 @@ class Ranges(msgspec.Struct, frozen=True, kw_only=True):
     column: str = ""  # ranges of its values instead
     type_name: str = ""  # in which they are compared
     bounds: tuple[str, ...] = ()  # as texts, ascending: range n begins with bounds[n - 1]
+    is_utf8: bool = False  # what is hashed, because the databases' encodings differ
 
 
 def n_ranges(rows: int) -> int:
@@ -101,14 +96,16 @@ def _key_values(table: PublishedTable) -> list[sql.Composable]:
     return [*map(sql.Identifier, table.key)] or table.values
 
 
-def _hash(text: sql.Composed, seed: int) -> sql.Composed:
+def _hash(text: sql.Composed, ranges: Ranges, seed: int) -> sql.Composed:
+    if ranges.is_utf8:
+        text = sql.SQL("pg_catalog.encode(pg_catalog.convert_to({}, 'UTF8'), 'hex')").format(text)
     # With a stated collation, because the default one may be any, and the hash follows it.
     return sql.SQL('pg_catalog.hashtextextended({} COLLATE "C", {})').format(text, sql.Literal(seed))
 
 
-def row_hash(table: PublishedTable) -> sql.Composed:
+def row_hash(table: PublishedTable, ranges: Ranges) -> sql.Composed:
     """Return the expression for the hash of a row."""
-    return _hash(row_text(table.values), _ROW_SEED)
+    return _hash(row_text(table.values), ranges, _ROW_SEED)
 
 
 def key_range(table: PublishedTable, ranges: Ranges) -> sql.Composed:
@@ -122,7 +119,7 @@ def key_range(table: PublishedTable, ranges: Ranges) -> sql.Composed:
     if ranges.count == 1:
         return sql.Composed([sql.SQL("0")])
     text = row_text(_key_values(table))
-    return sql.SQL("({} & {}::bigint)").format(_hash(text, _KEY_SEED), ranges.count - 1)
+    return sql.SQL("({} & {}::bigint)").format(_hash(text, ranges, _KEY_SEED), ranges.count - 1)
 
 
 def summary(
@@ -132,7 +129,7 @@ def summary(
     where = condition(part, row_filter)
     return sql.SQL("SELECT {}, pg_catalog.count(*), pg_catalog.sum({}) FROM ONLY {}{}{} GROUP BY 1").format(
         key_range(table, ranges),
-        row_hash(table),
+        row_hash(table, ranges),
         sql.Identifier(part.schema, part.name),
         where,
         _and(where, _within(table, ranges, numbers)) if numbers else sql.SQL(""),
@@ -160,7 +157,7 @@ def rows_of(
     where = condition(part, row_filter)
     return sql.SQL("SELECT ARRAY[{}]::pg_catalog.text[], {} FROM ONLY {}{}{}").format(
         values,
-        row_hash(table),
+        row_hash(table, ranges),
         sql.Identifier(part.schema, part.name),
         where,
         _and(where, _within(table, ranges, numbers)),

@@ -65,6 +65,7 @@ class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = _SNAPSHOT_TIMEOUT_S  # to wait for the daemon
     prints_statements: bool = False
     is_brief: bool = False  # tables that are equal get no line
+    allows_none: bool = False  # no table to compare is no error
     as_json: bool = False
 
 
@@ -99,6 +100,7 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
     at_lsn: int  # of the publisher, as both sides were compared
     pause_s: float  # for which the daemon applied nothing
     tables: list[Compared]
+    left_out: tuple[str, ...] = ()  # schema.table of tables whose rows are not wanted on the target
 
     @property
     def is_equal(self) -> bool:
@@ -133,11 +135,6 @@ async def verify(config: Config, options: VerifyOptions) -> int:
         ParapplyError: the publisher gave no snapshot in time.
     """
     found = await comparison(config, options)
-    if not found.verdicts:
-        raise SourceRefused(
-            f"the publications {', '.join(config.source.publications)} have no table to compare",
-            hint="ALTER PUBLICATION ... ADD TABLE on the publisher, or correct source.publications",
-        )
     _print(options, found)
     return 0 if found.is_equal else _DIFFERENT
 
@@ -149,17 +146,20 @@ async def comparison(config: Config, options: VerifyOptions, again: VerifyAgain 
         As `verify`.
     """
     async with connect.open_both(config, "verify") as ends:
-        tables = await _tables(config, options, ends)
-        if left := config.mapping.schema_only:
-            click.echo(printable(f"schema only, not compared: {', '.join(left)}"), err=True)
+        # Refused before a daemon has to pause.
+        await _tables(config, options, ends)
     async with AsyncExitStack() as stack:
         sessions = _Sessions(config, options, stack)
         (taken,) = await stack.enter_async_context(
             snapshots([config], choose=sessions.open_source, timeout_s=options.timeout_s)
         )
         await sessions.open_target(taken)
+        # Until the snapshot, which may be long, a table, a partition or a filter may have come.
+        tables = await _tables(config, options, connect.Connections(sessions.source[0], sessions.target[0]))
+        _say_left_out(config, tables)
         both = _Both(options, again, sessions.source, sessions.target)
-        return await both.compare(tables, taken.at_lsn, taken.pause_s)
+        found = await both.compare(tables, taken.at_lsn, taken.pause_s)
+        return msgspec.structs.replace(found, left_out=config.mapping.schema_only)
 
 
 @asynccontextmanager
@@ -223,6 +223,12 @@ async def _tables(config: Config, options: VerifyOptions, ends: connect.Connecti
     await slot.check_publications(ends.source, config.source.publications)
     config.mapping.check_rows(options.tables)
     tables = _chosen(options, await published_tables(ends.source, config.source.publications, config.mapping))
+    if not (tables or options.allows_none):
+        but = " but tables of mapping.schema_only" if config.mapping.schema_only else ""
+        raise SourceRefused(
+            f"the publications {', '.join(config.source.publications)} have no table to compare{but}",
+            hint="ALTER PUBLICATION ... ADD TABLE on the publisher, or correct source.publications",
+        )
     await on_target.check_columns(ends.target, [table.here() for table in tables])
     if not any(table.replaced for table in tables):
         return tables
@@ -235,13 +241,20 @@ async def _tables(config: Config, options: VerifyOptions, ends: connect.Connecti
 def _compared(table: PublishedTable) -> PublishedTable:
     """Return a table without columns whose values are of users' functions, which may be others on the publisher."""
     left = [one.name for one in table.replacements if not one.is_system]
-    if not left:
-        return table
-    click.echo(
-        printable(f"{table.text}: not compared, because users' functions replace it: {', '.join(left)}"), err=True
-    )
     kept = tuple([one for one in table.replacements if one.is_system])
-    return msgspec.structs.replace(without(table, left), replacements=kept)
+    return msgspec.structs.replace(without(table, left), replacements=kept) if left else table
+
+
+def _say_left_out(config: Config, tables: Sequence[PublishedTable]) -> None:
+    only = config.mapping.schema_only
+    texts = [f"schema only, not compared: {', '.join(only)}"] if only else []
+    texts += [
+        f"{table.text}: not compared, because users' functions replace it: {', '.join(left)}"
+        for table in tables
+        if (left := [name for name in table.omitted if name in table.replaced])
+    ]
+    for text in texts:
+        click.echo(printable(text), err=True)
 
 
 def _chosen(options: VerifyOptions, published: Sequence[PublishedTable]) -> list[PublishedTable]:
@@ -314,7 +327,7 @@ class _Both:
         for table in tables:
             compared.append(await self._compared(table, leaves[table.oid], types[table.here().full_name]))
             # The search for a large table's ranges has locked it.
-            await ends[0].done(compared[-1])
+            await ends[0].unlock(compared[-1])
         with Bar("comparing", has_bytes=False) as bar:
             whole = [table for table in compared if not self._sample(table)]
             parts = [part for end in ends for table in whole for part in end.parts(table)]
@@ -378,7 +391,7 @@ class _Both:
     ) -> Compared:
         if (then := self._then(table)) is not None:
             return Compared(published=table, target_leaves=tuple(leaves), ranges=then[0].ranges)
-        return await compared_of(self._source[0], table, leaves, target_types)
+        return await compared_of(self._source[0], self._target[0], table, leaves, target_types)
 
     def _then(self, table: PublishedTable) -> tuple[Compared, Verdict] | None:
         return self._again.then(table) if self._again is not None else None
@@ -433,7 +446,11 @@ class _Both:
 
 
 async def compared_of(
-    source: slot.Connection, table: PublishedTable, leaves: Sequence[Leaf], target_types: Mapping[str, int]
+    source: slot.Connection,
+    target: settings.Connection,
+    table: PublishedTable,
+    leaves: Sequence[Leaf],
+    target_types: Mapping[str, int],
 ) -> Compared:
     """Return how a table is compared; raise SourceRefused or SourceLost if a sample could not be read."""
     rows = max(sum(leaf.estimated_rows for leaf in table.leaves), sum(leaf.estimated_rows for leaf in leaves))
@@ -441,6 +458,8 @@ async def compared_of(
     type_name = canonical.ordered_type(table, target_types)
     if ranges.count > 1 and type_name:
         ranges = await ranges_of(source, table, type_name, ranges.count)
+    encodings = {conn.info.parameter_status("server_encoding") for conn in (source, target)}
+    ranges = msgspec.structs.replace(ranges, is_utf8=len(encodings) > 1)
     return Compared(published=table, target_leaves=tuple(leaves), ranges=ranges)
 
 
@@ -485,6 +504,8 @@ def _print(options: VerifyOptions, found: VerifyResult) -> None:
 def said(found: VerifyResult) -> str:
     """Return what was found in one line."""
     verdicts = found.verdicts
+    if not verdicts:
+        return "no table is published that could be compared"
     different = sum(not verdict.is_equal for verdict in verdicts)
     words = f"{different} of {len(verdicts)} tables differ" if different else f"all {len(verdicts)} tables are equal"
     if sampled := sum(verdict.is_sampled for verdict in verdicts):
@@ -501,6 +522,7 @@ def document(found: VerifyResult) -> dict[str, object]:
         "at_lsn": format_lsn(found.at_lsn),
         "pause_s": round(found.pause_s, 6),
         "is_equal": found.is_equal,
+        "tables_not_compared": list(found.left_out),
         "tables": [
             {
                 "schema_name": verdict.table.schema,
@@ -511,6 +533,7 @@ def document(found: VerifyResult) -> dict[str, object]:
                 "source_rows": verdict.source_rows,
                 "target_rows": verdict.target_rows,
                 "key_columns": list(verdict.table.key),
+                "columns_not_compared": list(verdict.table.omitted),
                 "differences": [{"kind": one.kind, "key": list(one.key), "count": one.count} for one in verdict.found],
                 "is_cut": verdict.is_cut,
                 "statements": list(verdict.statements),

@@ -65,7 +65,7 @@ def _order(key: Key) -> tuple[tuple[bool, int, str], ...]:
     return tuple(
         (
             value is None,
-            int(value) if value and value.lstrip("-").isdecimal() and len(value) < 40 else 1 << 200,
+            int(value) if value and value.removeprefix("-").isdecimal() and len(value) < 40 else 1 << 200,
             value or "",
         )
         for value in key

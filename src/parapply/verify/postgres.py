@@ -6,14 +6,17 @@ In: sessions that see the snapshot of their end. Out: summaries and rows of `can
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 from psycopg import sql
 
+from parapply.amounts import few
 from parapply.copy.parts import Part, parts_of
-from parapply.copy.published import Leaf, PublishedTable
+from parapply.copy.published import Leaf, PublishedTable, rewritten
+from parapply.errors import SourceRefused, TargetRefused
 from parapply.source.slot import source_errors
 from parapply.target.session.settings import target_errors
 from parapply.target.sql.own_rows import own_condition
@@ -34,8 +37,10 @@ if TYPE_CHECKING:
 #: Run in a session that compares, before it reads.
 BEFORE_TABLES: Final = "SAVEPOINT before_tables"
 GO_BACK: Final = "ROLLBACK TO SAVEPOINT before_tables"
-#: Relations that are kept locked at most, with their indexes besides.
+#: Relations that are kept locked at most, with their indexes besides, and the seconds after which the next table's end
+#: unlocks them: behind a session that waits for such a table, its clients and the daemon also wait.
 _MOST_LOCKED: Final = 100
+_LONGEST_LOCKED_S: Final = 0.5
 
 Session: TypeAlias = "psycopg.AsyncConnection[tuple[Any, ...]]"
 #: Pages of the sample for each range, about, and at least for a table.
@@ -59,6 +64,7 @@ class VerifyEnd:
         self._is_source = is_source
         #: Relations that the sessions have read, and keep locked.
         self._n_locked = 0
+        self._unlocked_s = time.monotonic()
 
     def parts(self, table: Compared) -> list[Part]:
         """Return the parts of a table here."""
@@ -117,7 +123,26 @@ class VerifyEnd:
         return collected
 
     async def done(self, table: Compared) -> None:
-        """Note that a table is compared, and unlock compared tables now and then.
+        """Check that a table's rows were the snapshot's, and unlock.
+
+        Raises:
+            SourceRefused, TargetRefused: it was rewritten or emptied before it was read, so that its rows are unknown.
+            SourceLost, TargetLost: a session failed.
+        """
+        published = table.published
+        relations = [(part.schema, part.name) for part in self._leaves(table)]
+        with self._errors(published):
+            found = await rewritten(self._sessions[0], relations)
+        if found:
+            refused, end = (SourceRefused, "source") if self._is_source else (TargetRefused, "target")
+            raise refused(
+                f"{end}: {few(found)} was rewritten, emptied or replaced after the snapshot of this comparison",
+                hint="run the same command again; `parapply verify --table` compares others without it",
+            )
+        await self.unlock(table)
+
+    async def unlock(self, table: Compared) -> None:
+        """Note that a table is read, and unlock all now and then.
 
         A transaction keeps each relation that it has read locked, and shared memory has room for a few thousand.
         Relations locked after a savepoint are unlocked by going back to it (manual, SAVEPOINT and "Explicit Locking").
@@ -126,8 +151,8 @@ class VerifyEnd:
             SourceLost, SourceRefused, TargetLost, TargetRefused: a session failed.
         """
         self._n_locked += len(self._leaves(table))
-        if self._n_locked >= _MOST_LOCKED:
-            self._n_locked = 0
+        if self._n_locked >= _MOST_LOCKED or time.monotonic() - self._unlocked_s >= _LONGEST_LOCKED_S:
+            self._n_locked, self._unlocked_s = 0, time.monotonic()
             with self._errors(table.published):
                 for session in self._sessions:
                     await session.execute(GO_BACK)

@@ -6,13 +6,12 @@ changes that the daemon applies in the meantime are later than the snapshot, and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
 from parapply.source.slot import source_errors
 from parapply.target.sql.own_rows import own_rows
-from parapply.verify.canonical import row_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,33 +23,56 @@ if TYPE_CHECKING:
     from parapply.verify.postgres import Compared
 
 
+#: Values without a key are looked for by their texts, which print so where rows are compared.
+_AS_COMPARED: Final = (
+    "SET DateStyle = 'ISO, YMD'; SET IntervalStyle = 'postgres'; SET TimeZone = 'UTC'; SET extra_float_digits = 3;"
+    " SET bytea_output = 'hex'; SET lc_monetary = 'C';"
+)
+
+
 async def statements(source: Connection, compared: Compared, found: Sequence[Difference]) -> list[str]:
-    """Return the statements for each key that differs.
+    """Return the statements for the keys that differ; all DELETEs come first, as keys may be equal that print apart.
 
     Raises:
         SourceRefused, SourceLost: the rows could not be read.
     """
     table = compared.published
-    wanted = [one.key for one in found if one.kind != "extra"]
-    # Without a key the row is its own.
-    rows = await _source_rows(source, table, wanted) if table.key else {one.key: [one.key] * one.count for one in found}
-    texts = []
+    deleted: list[str] = []
+    updated: list[str] = []
+    inserted: list[str] = []
+    if not table.key:
+        deleted = [_delete_alike(compared, one) for one in found if one.kind != "missing"]
+        # Without a key the row is its own.
+        inserted = [_insert(table, one.key) for one in found if one.kind != "extra" for _ in range(one.count)]
+        return [*([_AS_COMPARED] if deleted else []), *deleted, *inserted]
+    by_key: dict[Key, list[Difference]] = {}
     for one in found:
-        if one.kind in {"extra", "different"}:
-            texts.append(_delete(compared, one))
-        if one.kind in {"missing", "different"}:
-            texts += [_insert(table, row) for row in rows.get(one.key, [])[: one.count]]
-    return texts
+        by_key.setdefault(one.key, []).append(one)
+    rows = await _source_rows(source, table, list(by_key))
+    for key, alike in by_key.items():
+        here = rows.get(key, [])
+        is_one = len(here) == len(alike) == alike[0].count == 1
+        if is_one and alike[0].kind == "different" and len(table.columns) > len(table.key):
+            updated.append(_update(compared, key, here[0]))
+            continue
+        if not (is_one and alike[0].kind == "missing"):
+            deleted.append(_delete(compared, key))
+        inserted += [_insert(table, row) for row in here]
+    return [*deleted, *updated, *inserted]
 
 
 async def _source_rows(
     source: Connection, table: PublishedTable, keys: Sequence[Key]
 ) -> dict[Key, list[Sequence[str | None]]]:
-    if not keys:
-        return {}
     values = sql.SQL(", ").join([sql.SQL("{}::pg_catalog.text").format(value) for value in table.values])
     match = sql.SQL(" OR ").join([_matches(table.key, key) for key in keys])
-    query = sql.SQL("SELECT {} FROM {} WHERE {}").format(values, _alone(table.full_name, table.leaves), match)
+    query = sql.SQL("SELECT {} FROM {} WHERE ({}){}").format(
+        values,
+        _alone(table.full_name, table.leaves),
+        match,
+        # The publisher's own text of an expression that it has checked.
+        sql.SQL(f" AND ({table.row_filter})") if table.row_filter else sql.SQL(""),
+    )
     with source_errors(f"reading {table.text}"):
         async with source.cursor() as cursor:
             await cursor.execute(query)
@@ -82,36 +104,49 @@ def _alone(name: Name, leaves: Sequence[Leaf]) -> sql.Composed:
     return sql.SQL("ONLY {}" if is_leaf else "{}").format(sql.Identifier(*name))
 
 
-def _delete(compared: Compared, one: Difference) -> str:
+def _delete(compared: Compared, key: Key) -> str:
+    return sql.SQL("DELETE FROM {} WHERE {};").format(*_place(compared, key)).as_string(None)
+
+
+def _update(compared: Compared, key: Key, row: Sequence[str | None]) -> str:
+    """Return the statement that leaves columns that are not published, and rows that refer to this one, as they are."""
+    columns = compared.published.columns
+    values = [
+        sql.SQL("{} = {}").format(sql.Identifier(column), sql.Literal(value))
+        for column, value in zip(columns, row, strict=True)
+        if column not in compared.published.key
+    ]
+    relation, place = _place(compared, key)
+    return sql.SQL("UPDATE {} SET {} WHERE {};").format(relation, sql.SQL(", ").join(values), place).as_string(None)
+
+
+def _place(compared: Compared, key: Key) -> tuple[sql.Composed, sql.Composed]:
+    """Return the target's table and the condition for a key."""
     table = compared.published
-    relation = _alone(table.here().full_name, compared.target_leaves)
-    if table.key:
-        query = sql.SQL("DELETE FROM {} WHERE {}{};").format(
-            relation, _matches(table.key, one.key), own_rows(table.constants, word="AND")
-        )
-    else:
-        same = sql.SQL("{} = {}::text").format(
-            row_text([*map(sql.Identifier, table.columns)]), sql.Literal(_row_literal(one.key))
-        )
-        # Each partition has a row at the same ctid.
-        query = sql.SQL(
-            "DELETE FROM {relation} WHERE (tableoid, ctid) IN"
-            " (SELECT tableoid, ctid FROM {relation} WHERE {same}{own} LIMIT {count});"
-        ).format(relation=relation, same=same, own=own_rows(table.constants, word="AND"), count=one.count)
-    return query.as_string(None)
+    own = own_rows(table.constants, word="AND")
+    return _alone(table.here().full_name, compared.target_leaves), sql.Composed([_matches(table.key, key), own])
 
 
-def _row_literal(values: Key) -> str:
-    """Return what ROW(...)::text prints for values, as record_out does."""
-    parts = []
-    for value in values:
-        if value is None:
-            parts.append("")
-        elif value == "" or any(char in '(),"\\' or char.isspace() for char in value):
-            parts.append('"' + value.replace("\\", "\\\\").replace('"', '""') + '"')
-        else:
-            parts.append(value)
-    return f"({','.join(parts)})"
+def _delete_alike(compared: Compared, one: Difference) -> str:
+    """Return the statement for as many rows with these values as are too many."""
+    table = compared.published
+    same = sql.SQL(" AND ").join(
+        [
+            sql.SQL("{}::pg_catalog.text IS NOT DISTINCT FROM {}").format(sql.Identifier(column), sql.Literal(value))
+            for column, value in zip(table.columns, one.key, strict=True)
+        ]
+    )
+    # Each partition has a row at the same ctid.
+    query = sql.SQL(
+        "DELETE FROM {relation} WHERE (tableoid, ctid) IN"
+        " (SELECT tableoid, ctid FROM {relation} WHERE {same}{own} LIMIT {count});"
+    )
+    return query.format(
+        relation=_alone(table.here().full_name, compared.target_leaves),
+        same=same,
+        own=own_rows(table.constants, word="AND"),
+        count=one.count,
+    ).as_string(None)
 
 
 def _insert(table: PublishedTable, row: Sequence[str | None]) -> str:

@@ -63,6 +63,13 @@ def test_batches_that_only_wait_are_as_fast_as_there_are_workers() -> None:
         assert one.least_s <= one.seconds <= one.most_s
 
 
+@pytest.mark.parametrize("workers", [33, 64])
+def test_twice_as_many_are_predicted_whatever_the_daemon_has(workers: int) -> None:
+    """Up to the most workers there may be, and the limit of twice as many is also said."""
+    found = Log(_waves(4 * workers, workers, 0.1), _seconds(1, workers, processors=2, busy_s=0.1, sessions_s=0.05))
+    assert [one.limit for one in found.of_workers("preserve", (workers, 2 * workers))] == ["workers", "workers"]
+
+
 def test_full_processors_are_not_made_faster_by_more_workers() -> None:
     """Four workers on two processors that are full: two are faster, one is half so, more are slower; that is said."""
     recorded = _waves(160, 4, 0.1)

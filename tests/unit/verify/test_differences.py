@@ -17,6 +17,13 @@ def test_each_kind_is_told() -> None:
     assert _found(source, target) == [("different", ("3",), 1), ("extra", ("4",), 1), ("missing", ("10",), 1)]
 
 
+def test_keys_that_look_like_numbers_are_sorted() -> None:
+    """Numbers by size, and any other text after them, also with more signs and with digits of other scripts."""
+    keys = ["--5", "-", "", "10", "\N{ARABIC-INDIC DIGIT THREE}", "-5", "\N{SUPERSCRIPT TWO}", "9" * 50]
+    found = [key for _, (key,), _ in _found([((key,), 1) for key in keys], [])]
+    assert found == ["-5", "\N{ARABIC-INDIC DIGIT THREE}", "10", "", "-", "--5", "9" * 50, "\N{SUPERSCRIPT TWO}"]
+
+
 def test_rows_without_a_key_are_counted() -> None:
     """Three equal rows against one are two missing."""
     assert _found([(("a",), 5)] * 3, [(("a",), 5)]) == [("missing", ("a",), 2)]
