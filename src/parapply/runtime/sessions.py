@@ -215,7 +215,9 @@ class Connector:
         """Log once that a section of the configuration names a table that is not published."""
         config = self._config
         mapping = config.mapping
-        if not (config.apply.tables or config.conflict.tables or mapping.tables or mapping.schema_only):
+        if not (
+            config.apply.tables or config.conflict.tables or mapping.tables or mapping.schemas or mapping.schema_only
+        ):
             return
         names = await slot.tables_to_expect(source, config.source.publications)
         published = [".".join(name) for name in names]
