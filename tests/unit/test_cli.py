@@ -219,6 +219,13 @@ def test_a_run_of_a_replay_takes_settings_only(group: str) -> None:
     assert "--run" in done.output.splitlines()[-1]
 
 
+def test_a_password_in_a_run_is_not_shown() -> None:
+    """Words of a connection string that was not quoted are no settings, and are secret."""
+    for group in ("target.dsn=host=x password=hunter2", "target.dsn='host=x password=hunter2"):
+        done = CliRunner().invoke(cli.cli, ["replay", "nowhere", "--target", "dbname=x", "--run", group])
+        assert (done.exit_code, "hunter2" in done.output) == (2, False)
+
+
 _PARAPPLY = [sys.executable, "-m", "parapply"]
 
 
