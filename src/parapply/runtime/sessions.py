@@ -391,16 +391,20 @@ class Connector:
         return pending
 
     async def _end_own(self, control: settings.Connection) -> None:
-        """End the sessions that this very process left on the other side of a broken network (F16)."""
+        """End the sessions that this very process left on the other side of a broken network (F16).
+
+        After a failover of the target their numbers may be of other slots' sessions. A server cuts long names.
+        """
         if not self._own_pids:
             return
         query = sql.SQL(
             "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity"
-            " WHERE pid = ANY($1::int[]) AND application_name LIKE 'parapply %' AND usename = CURRENT_USER"
-            " AND pid <> pg_catalog.pg_backend_pid()"
+            " WHERE pid = ANY($1::int[]) AND usename = CURRENT_USER AND pid <> pg_catalog.pg_backend_pid()"
+            " AND application_name = pg_catalog.left(pg_catalog.substring(application_name,"
+            " '^parapply (?:leader|worker [0-9]+) ') || $2, pg_catalog.current_setting('max_identifier_length')::int)"
         )
         with settings.target_errors("ending sessions left by a broken connection"):
-            await settings.rows(control, query, [self._own_pids])
+            await settings.rows(control, query, [self._own_pids, self._config.source.slot])
 
     async def _own_the_slot(self, control: settings.Connection, slot_id: int) -> None:
         def waits(sessions: Sequence[lease.Holder]) -> None:
