@@ -13,6 +13,7 @@ import click
 import msgspec
 from psycopg import sql
 
+from parapply.config import SAME_ROLE
 from parapply.conflict.policies import Rules
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
@@ -289,6 +290,15 @@ async def check_back(config: Config, source: slot.Connection, facts: slot.Source
             f"source: slot {name!r} is the way back of a cut-over that is under way there, at the step {step}",
             hint="go on with `parapply cutover`, or take it back (--undo); the way back is started once that is done",
         )
+
+
+async def check_ddl_role(config: Config, target: settings.Connection) -> None:
+    """Refuse a role for commands of the publisher that this one may not take, or that does not exist."""
+    ddl = config.ddl
+    if ddl.apply and ddl.role and ddl.role != SAME_ROLE:
+        with settings.target_errors(f"ddl.role = {ddl.role!r}"):
+            async with target.transaction():
+                await target.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(ddl.role)))
 
 
 async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> state.SlotState:

@@ -21,7 +21,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import __version__, connect, continuity, failpoints, sharing
-from parapply.config import SAME_ROLE, settings_without_table
+from parapply.config import settings_without_table
 from parapply.conflict.policies import Rules
 from parapply.errors import ParapplyError, SlotBusy, TargetLost, TargetRefused
 from parapply.logs import get_logger
@@ -156,7 +156,7 @@ class Connector:
             # servers can give.
             server = await settings.target_settings(control)
             self._check_tracking(tracks_commits=server.tracks_commits)
-            await self._check_ddl_role(control)
+            await connect.check_ddl_role(self._config, control)
             may_change_role = await self._may_change_role(control)
             connecting = begin(self._connect_stream(stack, source, first_look))
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
@@ -243,14 +243,6 @@ class Connector:
                 f"target: {needing} needs commit timestamps, and track_commit_timestamp is off",
                 hint="set track_commit_timestamp = on and restart the target server, or choose another policy",
             )
-
-    async def _check_ddl_role(self, control: settings.Connection) -> None:
-        """Refuse a role for commands of the publisher that this one may not take, or that does not exist."""
-        ddl = self._config.ddl
-        if ddl.apply and ddl.role and ddl.role != SAME_ROLE:
-            with settings.target_errors(f"ddl.role = {ddl.role!r}"):
-                async with control.transaction():
-                    await control.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(ddl.role)))
 
     async def _may_change_role(self, control: settings.Connection) -> bool:
         """Return whether foreign keys are enforced, and could be left to a query of ours."""
@@ -383,11 +375,7 @@ class Connector:
         if is_two_phase:
             await prepared.check_possible(control)
         pending = await prepared.pending(control, self._config.target.state_schema, slot_id)
-        if pending and not is_two_phase:
-            raise TargetRefused(
-                f"{len(pending)} transactions are prepared on the target, but source.two_phase is off",
-                hint="set source.two_phase = true; `parapply drop` rolls back what the publisher may have committed",
-            )
+        prepared.check_ending(pending, two_phase=is_two_phase)
         return pending
 
     async def _end_own(self, control: settings.Connection) -> None:
