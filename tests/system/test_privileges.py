@@ -188,13 +188,16 @@ def test_no_role_may_write_what_others_apply_by(server_pool: ServerPool, pg_majo
     roles = ("role_a", "role_b")
     theirs = """
         SELECT rolname, c.oid::regclass::text FROM pg_roles, pg_class c WHERE rolname ~ '^role_.$' AND relkind = 'r'
-        AND relnamespace::regnamespace::text IN ('state_role_a', 'state_role_b', 'parapply')
+        AND relnamespace::regnamespace::text IN ('state_role_a', 'state_role_b', 'state_of_owner', 'parapply')
         AND c.relowner <> pg_roles.oid AND has_table_privilege(pg_roles.oid, c.oid, '{}') ORDER BY 1, 2"""
     try:
         for role in roles:
             run_script(server, database.dbname, "subscriber", role=role)
             asyncio.run(make_state(server.dsn(database.dbname, role), f"state_{role}"))
+        # Its tables are of the role whose later tables the scripts let others write.
+        asyncio.run(make_state(database.dsn, "state_of_owner"))
         database.execute("CREATE TABLE item (id int); CREATE PUBLICATION pub FOR TABLE item")
+        assert [row for row in database.rows(theirs.format("SELECT")) if "owner" in row[1]] == []
         database.execute(install_sql(["pub"]))
         for role, other in (roles, roles[::-1]):
             database.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA state_{other}, parapply TO {role}")
