@@ -35,11 +35,29 @@ ALTER ROLE :"role" LOGIN REPLICATION;
 SELECT format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), :'role') \gexec
 
 \if :copy
+    -- Rows of daemons that apply here are for no copy. A role that may write them applies here itself.
+    SELECT coalesce(array_agg(n.oid), '{}') AS others FROM pg_namespace n
+      JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'schema_version_one_row'
+       AND (c.relowner = n.nspowner
+            OR obj_description(n.oid, 'pg_namespace') = 'Progress of parapply, which applies logical replication here.')
+      JOIN pg_index i ON i.indexrelid = c.oid
+     WHERE NOT has_table_privilege(:'role', i.indrelid, 'INSERT')
+    \gset
+    SELECT format('REVOKE ALL ON ALL TABLES IN SCHEMA %1$I FROM %2$I;'
+                  ' REVOKE ALL ON ALL SEQUENCES IN SCHEMA %1$I FROM %2$I', nspname, :'role')
+      FROM pg_namespace WHERE oid = ANY (:'others')
+    \gexec
     SELECT format('GRANT USAGE ON SCHEMA %1$I TO %2$I; GRANT SELECT ON ALL TABLES IN SCHEMA %1$I TO %2$I;'
                   ' GRANT SELECT ON ALL SEQUENCES IN SCHEMA %1$I TO %2$I', nspname, :'role')
       FROM pg_namespace
-     WHERE CASE :'schemas' WHEN '' THEN nspname !~ '^pg_' AND nspname <> 'information_schema'
+     WHERE oid <> ALL (:'others')
+       AND CASE :'schemas' WHEN '' THEN nspname !~ '^pg_' AND nspname <> 'information_schema'
            ELSE nspname = ANY (string_to_array(:'schemas', ',')) END
+    \gexec
+    -- The numbers of its commands are read, also where a state schema has its name.
+    SELECT format('GRANT USAGE ON SCHEMA parapply TO %1$I; GRANT SELECT ON parapply.ddl_queue TO %1$I', :'role')
+     WHERE to_regclass('parapply.ddl_queue') IS NOT NULL
+       AND (:'schemas' = '' OR 'parapply' = ANY (string_to_array(:'schemas', ',')))
     \gexec
     -- Tables and sequences made later, in every schema or in those named.
     SELECT format('ALTER DEFAULT PRIVILEGES FOR ROLE %I %s GRANT SELECT ON %s TO %I', :'owner', place, kind, :'role')

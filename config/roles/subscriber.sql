@@ -12,6 +12,11 @@
 --   replica  on (default): may set session_replication_role; off: for target.session_replication_role = "origin"
 --   schemas  separated by commas; left out: all
 --   owner    whose later tables may also be written; left out: the role that runs this
+--   state    state schema of another role in which this one also has slots; left out: it may write none but its own
+--
+-- Progress of daemons of other roles, and the queue of commands, are left out, and grants on them are taken back: they
+-- may come from an older script, or where the owner has made them since. A role that publisher.sql made here also needs
+-- that script again after this one, where commands are queued.
 
 \set ON_ERROR_STOP on
 \set QUIET on
@@ -36,6 +41,10 @@
 \else
     SELECT current_user AS owner \gset
 \endif
+\if :{?state}
+\else
+    \set state ''
+\endif
 
 SELECT format('CREATE ROLE %I LOGIN', :'role') WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = :'role') \gexec
 ALTER ROLE :"role" LOGIN;
@@ -50,12 +59,28 @@ SELECT format('GRANT CONNECT, CREATE ON DATABASE %I TO %I', current_database(), 
         pg_catalog.pg_replication_origin_session_setup, pg_catalog.pg_replication_origin_xact_setup TO :"role";
 \endif
 
+-- Schemas of parapply that are not the role's: a role that writes there moves progress, or has commands run.
+SELECT coalesce(array_agg(oid), '{}') AS others FROM (
+    SELECT n.oid FROM pg_namespace n
+      JOIN pg_class c ON c.relnamespace = n.oid
+       AND CASE c.relname WHEN 'schema_version_one_row' THEN c.relowner = n.nspowner
+               OR obj_description(n.oid, 'pg_namespace') = 'Progress of parapply, which applies logical replication here.'
+           WHEN 'ddl_queue' THEN n.nspname = 'parapply' END
+     WHERE n.nspname <> :'state'
+     GROUP BY n.oid
+    HAVING NOT bool_or(:'role'::name IN (pg_get_userbyid(n.nspowner), pg_get_userbyid(c.relowner)))) marked
+\gset
+SELECT format('REVOKE ALL ON SCHEMA %1$I FROM %2$I; REVOKE ALL ON ALL TABLES IN SCHEMA %1$I FROM %2$I;'
+              ' REVOKE ALL ON ALL SEQUENCES IN SCHEMA %1$I FROM %2$I', nspname, :'role')
+  FROM pg_namespace WHERE oid = ANY (:'others')
+\gexec
+
 -- UPDATE on sequences is for `parapply sequences`, USAGE for defaults that call nextval.
 SELECT format('GRANT USAGE ON SCHEMA %1$I TO %2$I;'
               ' GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA %1$I TO %2$I;'
               ' GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA %1$I TO %2$I', nspname, :'role')
   FROM pg_namespace
- WHERE nspowner <> (SELECT oid FROM pg_roles WHERE rolname = :'role')
+ WHERE nspowner <> (SELECT oid FROM pg_roles WHERE rolname = :'role') AND oid <> ALL (:'others')
    AND CASE :'schemas' WHEN '' THEN nspname !~ '^pg_' AND nspname <> 'information_schema'
        ELSE nspname = ANY (string_to_array(:'schemas', ',')) END
 \gexec

@@ -376,17 +376,25 @@ class Config(_Section, frozen=True):
 
 
 def settings_without_table(config: Config, published: Collection[str]) -> dict[str, str]:
-    """Return the sections that name a table (schema.table) which is not published, each with it and the name meant."""
+    """Return the sections that name a table (schema.table) which is not published, each with it and the name meant.
+
+    A section of a schema is one if no table of it is published.
+    """
     sections: dict[str, Collection[str]] = {
         "apply": config.apply.tables,
         "conflict": config.conflict.tables,
         "mapping": config.mapping.tables,
     }
+    schemas = {name.partition(".")[0] for name in published}
     return {
         f'{section}.tables."{name}"': f"{name} is no published table{did_you_mean(name, published)}"
         for section, tables in sections.items()
         for name in tables
         if name not in published
+    } | {
+        f"mapping.schemas.{name}": f"no table of schema {name} is published{did_you_mean(name, schemas)}"
+        for name in config.mapping.schemas
+        if name not in schemas
     }
 
 

@@ -84,9 +84,14 @@ def load(
     if layers.databases is None:
         return config_of(layers, required)
     found = fleet_of(layers, required)
+    check_totals(found)
+    return found
+
+
+def check_totals(found: Fleet) -> None:
+    """Raise ConfigError, with a line for each total that does not give every database its own part."""
     if errors := _too_small(found.totals, found.databases):
         raise ConfigError("\n".join(errors))
-    return found
 
 
 def one_of(found: Config | Fleet, database: str | None) -> Config:

@@ -97,12 +97,21 @@ class MappingConfig(msgspec.Struct, frozen=True):
 
     @property
     def changes_rows(self) -> bool:
-        """Return whether rows of a table have constants, or values of expressions."""
-        return self.has_constants or self.replaces
+        """Return whether rows of a table are not as the publisher's."""
+        return self.has_constants or self.masks
+
+    @property
+    def masks(self) -> bool:
+        """Return whether values of the publisher's are kept from the target's rows of a table."""
+        return self.omits or self.replaces
+
+    def masks_of(self, name: tuple[str, str]) -> tuple[Mapping[str, str], frozenset[str]]:
+        """Return the expressions of a table's columns, and the columns that its rows do not get."""
+        return self.replaced_of(name), frozenset(self.omitted_of(name))
 
     def is_alike(self, one: tuple[str, str], other: tuple[str, str]) -> bool:
-        """Return whether the rows of two tables have the same constants and expressions."""
-        return self.replaced_of(one) == self.replaced_of(other) and self.constants_of(one) == self.constants_of(other)
+        """Return whether the rows of two tables have the same constants, expressions and columns."""
+        return self.masks_of(one) == self.masks_of(other) and self.constants_of(one) == self.constants_of(other)
 
     def is_schema_only(self, name: tuple[str, str]) -> bool:
         """Return whether the rows of a table are left out."""
@@ -117,11 +126,12 @@ class MappingConfig(msgspec.Struct, frozen=True):
         }
 
     def replaced_unknown(self, published: Collection[str]) -> dict[str, str]:
-        """Return the tables of `replace` that are not published, each with that and the name meant."""
+        """Return the tables of `replace` and `omit` that are not published, each with that and the name meant."""
         return {
-            f'mapping.tables."{name}".replace': f"{name} is no published table{did_you_mean(name, published)}"
+            f'mapping.tables."{name}".{key}': f"{name} is no published table{did_you_mean(name, published)}"
             for name, place in self.tables.items()
-            if place.replaced and name not in published
+            for key, columns in (("replace", place.replaced), ("omit", place.omitted))
+            if columns and name not in published
         }
 
     def check_rows(self, names: Collection[str]) -> None:

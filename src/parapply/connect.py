@@ -13,6 +13,7 @@ import click
 import msgspec
 from psycopg import sql
 
+from parapply.config import SAME_ROLE
 from parapply.conflict.policies import Rules
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
@@ -291,12 +292,22 @@ async def check_back(config: Config, source: slot.Connection, facts: slot.Source
         )
 
 
+async def check_ddl_role(config: Config, target: settings.Connection) -> None:
+    """Refuse a role for commands of the publisher that this one may not take, or that does not exist."""
+    ddl = config.ddl
+    if ddl.apply and ddl.role and ddl.role != SAME_ROLE:
+        with settings.target_errors(f"ddl.role = {ddl.role!r}"):
+            async with target.transaction():
+                await target.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(ddl.role)))
+
+
 async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> state.SlotState:
     """Write the state of a slot that the target does not know, from the slot's position; no session has read a new one.
 
     Raises:
         SourceRefused: the slot cannot be read, or a publication is missing.
-        TargetRefused, TargetLost: the target is a physical copy of the publisher, or the state could not be written.
+        TargetRefused, TargetLost: the target is a physical copy of the publisher, or the state could not be written; or
+            a table that values or rows are kept from is not published.
     """
     name, schema = config.source.slot, config.target.state_schema
     facts = await slot.inspect(ends.source, name)
@@ -312,6 +323,7 @@ async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> s
         await prepared.check_no_orphans(ends.target)
         await refusals.check_undecided(ends.source, facts)
     await slot.check_publications(ends.source, config.source.publications)
+    await _check_names(config, ends.source)
     start_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
     await state.create(ends.target, schema, new_slot(config, facts, start_lsn))
     await failover.ensure(config.source.login, facts, name, config.source.failover)
@@ -319,3 +331,17 @@ async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> s
     if found is None:
         raise TargetRefused(f"the state of slot {name!r} vanished while it was made", hint="run one init at a time")
     return found
+
+
+async def _check_names(config: Config, source: slot.Connection) -> None:
+    """Refuse names without a table of which rows or values are to be kept away: all of the table meant would come.
+
+    Only before anything is applied. Later a name may be of a table that was renamed, or that is yet to be published.
+    """
+    mapping = config.mapping
+    if not (mapping.masks or mapping.schema_only):
+        return
+    published = [".".join(name) for name in await slot.tables_to_expect(source, config.source.publications)]
+    if unknown := mapping.schema_only_unknown(published) | mapping.replaced_unknown(published):
+        names = "; ".join(f"{key}: {what}" for key, what in unknown.items())
+        raise TargetRefused(f"[mapping] would have no effect: {names}", hint="correct it, or publish the table first")

@@ -171,8 +171,8 @@ async def keep_names(
 ) -> dict[int, Name]:
     """Note the names of published tables for a slot that was begun without a copy, and return those that are kept.
 
-    A table whose new name has other constants or expressions keeps the name under which its rows came. Tables that the
-    state knows are left out. Without constants and expressions nothing is kept.
+    A table whose new name has other constants, expressions or columns keeps the name under which its rows came. Tables
+    that the state knows are left out. Where rows are as the publisher's nothing is kept.
     """
     mapping, schema = config.mapping, config.target.state_schema
     if known.is_listed or not mapping.changes_rows:

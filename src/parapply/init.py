@@ -148,7 +148,8 @@ async def _begin(config: Config, ends: connect.Connections, facts: slot.SourceFa
             # The slot first: if this ends in between, the next init adopts it. State first would name a lost slot.
             snapshots.tell_what_is_awaited(ends.source)
             await slot.create_slot(ends.source, name, two_phase=config.source.two_phase)
-        async with lifecycle.new_slot(ends.source, "" if facts.slot else name):
+        # One transaction: a late refusal drops the slot, and must leave no state of it.
+        async with lifecycle.new_slot(ends.source, "" if facts.slot else name), ends.target.transaction():
             adopted = await connect.adopt(config, ends, is_new=facts.slot is None)
             await left_out.note(config, ends, adopted.slot_id)
     click.echo(f"slot {name!r}: starts at {format_lsn(adopted.low_lsn)}; rows from before are not copied")

@@ -107,6 +107,7 @@ class Relation(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     name: str
     replica_identity: str  # 'd' default, 'n' nothing, 'f' full, 'i' index
     columns: tuple[Column, ...]
+    lacks: tuple[str, ...] = ()  # columns that were to be left out of it and do not exist
 
     @property
     def full_name(self) -> tuple[str, str]:

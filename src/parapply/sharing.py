@@ -74,17 +74,17 @@ def check(config: Config, names: Collection[Name], taken: Taken) -> None:
 
 
 def check_renamed(mapping: MappingConfig, before: Name, now: Name) -> None:
-    """Refuse a table that was renamed if its rows here have the constants or expressions of its name before.
+    """Refuse a table that was renamed if its rows here have the constants, expressions or columns of its name before.
 
     To be called before a new name is noted in the state: the daemon takes a noted name as settled.
 
     Raises:
         TargetRefused: they do.
     """
-    if mapping.replaced_of(before) != mapping.replaced_of(now):
+    if mapping.masks_of(before) != mapping.masks_of(now):
         raise TargetRefused(
-            f"{'.'.join(before)} became {'.'.join(now)}, which has another `replace` in [mapping]",
-            hint="give the new name what the old one has there, and keep both; or, for other expressions, `parapply"
+            f"{'.'.join(before)} became {'.'.join(now)}, which has another `replace` or `omit` in [mapping]",
+            hint="give the new name what the old one has there, and keep both; or, for another one, `parapply"
             f" refresh --table {'.'.join(now)} --truncate`",
         )
     constants = mapping.constants_of(before)

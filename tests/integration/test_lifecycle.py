@@ -19,10 +19,12 @@ from parapply import connect
 from parapply.commands import lifecycle, status
 from parapply.commands import state_reader as reading
 from parapply.config import Config, load_config
+from parapply.copy import left_out
 from parapply.errors import LeaseHeld, ParapplyError, SlotBusy, SourceRefused, TargetRefused
 from parapply.init import init
 from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
+from parapply.source import failover
 from parapply.target.session import lease, settings
 from parapply.target.state import slots as state
 
@@ -110,6 +112,22 @@ def test_init_adopts_a_slot(pair: Pair) -> None:
         "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE database = current_database()"
     )
     assert pair.state("SELECT lowest_remote_lsn::text FROM {s}.progress") == [confirmed]
+
+
+def test_init_that_is_refused_late_leaves_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither slot nor state, whichever look refuses, so that the next init begins again."""
+
+    def refuse(*_: object) -> None:
+        raise SourceRefused("not now")
+
+    for module, name in ((failover, "ensure"), (left_out, "note")):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, refuse)
+            with pytest.raises(SourceRefused, match="not now"):
+                init(pair.config)
+        assert pair.source.rows("SELECT slot_name FROM pg_replication_slots") == []
+        assert not pair.target.rows("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'my%'")
+    init(pair.config)
 
 
 def test_init_never_makes_a_slot_in_place_of_a_lost_one(pair: Pair) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import secrets
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -199,6 +199,22 @@ async def test_everything_opened_is_closed(config: Config, source_db: Database, 
         assert is_streaming
     await _settled(before)
     check_nothing_is_open(source_db, target_db)
+
+
+async def test_only_sessions_of_the_slot_are_ended(config: Config, target_db: Database) -> None:
+    """A number that a lost session had may be another slot's on the server that took over (F16)."""
+    config = replace(config, source=replace(config.source, slot=config.source.slot.ljust(60, "x")))
+    await asyncio.to_thread(init, config)
+    slot = config.source.slot
+    names = [f"parapply leader {slot}", f"parapply worker 12 {slot}", "parapply worker 1 s", f"parapply top {slot}"]
+    left = [psycopg.connect(target_db.dsn, autocommit=True, application_name=name) for name in names]
+    connector = Connector(config, share_of(config.apply), takeover=False)
+    connector._own_pids = [conn.info.backend_pid for conn in left]
+    async with AsyncExitStack() as stack:
+        await connector.open(stack)
+    for conn, is_own in zip(left, (True, True, False, False), strict=True):
+        with conn, pytest.raises(psycopg.OperationalError) if is_own else nullcontext():
+            conn.execute("SELECT 1")
 
 
 async def test_an_end_that_is_away_is_told_and_the_other_closed(

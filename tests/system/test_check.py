@@ -13,6 +13,7 @@ from parapply.check.kinds import Code
 from parapply.check.look import look
 from parapply.check.source import CheckOptions
 from parapply.config import Config, load_config
+from parapply.target.session import origins
 from tests.fixtures.plain import foreign_transaction, plain_route
 from tests.fixtures.route import Route
 from tests.system.check_cases import FOUND, SOURCE, TARGET
@@ -224,8 +225,8 @@ _SERVER_CODES = {
     Code.WAL_SENDER_TIMEOUT: "5 s", Code.PUBLICATION_MISSING: '"other"',
     Code.REPLICATION_ROLE: "GRANT SET ON PARAMETER session_replication_role", Code.STATE_SCHEMA: "GRANT CREATE",
     Code.TWO_PHASE: "max_prepared_transactions", Code.TARGET_CONNECTIONS: "apply.workers = 20",
-    Code.ORIGINS_NEEDED: "GRANT EXECUTE ON FUNCTION", Code.COMMIT_TIMESTAMPS: "track_commit_timestamp",
-    Code.ORIGINS_EXHAUSTED: "max_replication_slots", Code.ENCODING: "LATIN1",
+    Code.ORIGINS_NEEDED: "max_replication_slots", Code.COMMIT_TIMESTAMPS: "track_commit_timestamp",
+    Code.ENCODING: "LATIN1",
     Code.EXTENSION_MISSING: 'CREATE EXTENSION "citext";', Code.SPILL_SPACE: "spill_limit_bytes",
 }  # fmt: skip
 
@@ -260,6 +261,40 @@ async def test_servers_that_lack_everything(own_servers: OwnServers, monkeypatch
     assert {one.code for one in report.findings} - set(_SERVER_CODES) <= {
         Code.TABLE_MISSING, Code.LOCALE, Code.WAL_RETENTION,
     }  # fmt: skip
+
+
+@pytest.mark.pg_majors(18)
+def test_what_the_daemon_would_refuse_is_refused(
+    source_db: Database, target_db: Database, run_command: RunCommand
+) -> None:
+    """Missing rights that end a daemon or a copy later, and the state of a slot that no daemon goes on with."""
+    for database in (source_db, target_db):
+        database.execute("CREATE TABLE hidden (i int PRIMARY KEY); CREATE TABLE part (i int PRIMARY KEY, v int)")
+    role = source_db.source_role
+    source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES; ALTER TABLE hidden ENABLE ROW LEVEL SECURITY;"
+                      f"REVOKE SELECT ON part FROM {role}; GRANT SELECT (i) ON part TO {role}")  # fmt: skip
+    functions = ", ".join(origins.FUNCTIONS)
+    target_db.execute(f"REVOKE EXECUTE ON FUNCTION {functions} FROM {target_db.target_role}")
+    settings = {"source.origin": "none", "ddl.apply": "true", "ddl.role": "nosuch"}
+    route = Route(source=source_db, target=target_db, settings=settings)
+    found = [(one["code"], one["object"]) for one in report_of(route, run_command, "--copy")["findings"]
+             if one["severity"] == "refused"]  # fmt: skip
+    wanted = {"source_select": ('"public"."hidden"', '"public"."part"'), "ddl_role": ('"nosuch"',),
+              "origins_needed": (f'"{target_db.target_role}"',)}  # fmt: skip
+    assert sorted(found) == sorted((code, name) for code, names in wanted.items() for name in names)
+    route = Route(source=source_db, target=target_db)
+    assert run_command(route, "init").returncode == 0
+    columns = "slot_id, step, reverse_slot, made_slot, made_publication, fence, opens"
+    values = "slot_id, 'turning', 'back', true, true, 'database', true"
+    target_db.execute(f"INSERT INTO parapply.cutovers ({columns}) SELECT {values} FROM parapply.slots")
+    ((slot_id,),) = target_db.rows("SELECT slot_id FROM parapply.slots")
+    gid = f"parapply_{slot_id}_700_0/1"
+    target_db.execute(f"BEGIN; INSERT INTO part VALUES (1); PREPARE TRANSACTION '{gid}'")
+    try:
+        codes = [one["code"] for one in report_of(route, run_command)["findings"] if one["severity"] == "refused"]
+    finally:
+        target_db.execute(f"ROLLBACK PREPARED '{gid}'")
+    assert codes == ["cut_over", "prepared_pending"]
 
 
 def test_one_database_is_not_followed_into_itself(source_db: Database, run_command: RunCommand) -> None:

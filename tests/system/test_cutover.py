@@ -498,7 +498,7 @@ def test_without_a_free_slot_or_origin_there_is_no_way_back(  # noqa: PLR0917  f
     both.start(both.ahead)
     refused = both.run()
     assert refused.returncode in REFUSED.values(), refused
-    assert "origins_exhausted" in refused.stderr
+    assert "origins_needed" in refused.stderr
     assert "slots_exhausted" in refused.stderr
     both.check_nothing_left()
 

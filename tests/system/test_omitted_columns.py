@@ -23,8 +23,9 @@ from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-    from tests.fixtures.daemon import RunCommand, StartDaemon
+    from tests.fixtures.daemon import Daemon, RunCommand, StartDaemon
     from tests.fixtures.databases import Database
 
 #: `big` is out of line; rows of `whole`, found by all of their columns, may be equal on the target.
@@ -58,10 +59,10 @@ _UPSERT = (
     " ON CONFLICT (id) DO UPDATE SET secret = 'again', v = item.v || '{a}'"
 )
 _TRANSACTIONS = 120
-#: Amid the transactions the columns go, come again, and get another place.
+#: Amid the transactions a column gets another place.
 _MOVES = """
-ALTER TABLE whole DROP secret; INSERT INTO whole VALUES (2, 'without'); ALTER TABLE whole ADD secret int DEFAULT 3;
-UPDATE whole SET a = a + 1; INSERT INTO whole (secret, a) VALUES (1, 1)
+ALTER TABLE whole DROP secret, ADD secret int DEFAULT 3; UPDATE whole SET a = a + 1;
+INSERT INTO whole (secret, a) VALUES (1, 1)
 """
 
 
@@ -209,3 +210,48 @@ def test_what_cannot_be_left_out_is_refused(  # noqa: PLR0917  the case
         assert daemon.exit_code() != 0
         assert words.replace('"', '\\"') in daemon.log_tail()
         assert route.target.rows("SELECT count(*) FROM item") == [(0,)]
+
+
+def test_no_value_comes_by_another_name(
+    source: Database, new_target: Callable[[], Database], start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """A name of no table ends a daemon that would begin the slot; a name of no column, and a new one, one that runs.
+
+    So it is with a file from the start, and with SIGHUP; with the right name the next daemon goes on.
+    """
+    path = tmp_path / "app.toml"
+    target = new_target()
+    target.execute("ALTER TABLE item ADD hidden text; CREATE TABLE thing (LIKE item INCLUDING ALL)")
+    source.execute("CREATE PUBLICATION few FOR TABLE item")
+    route = Route(source=source, target=target, publication="few", settings=FAST)
+    source.execute(f"SELECT pg_create_logical_replication_slot('{route.slot}', 'pgoutput')")
+
+    def omit(column: str, table: str = "item") -> None:
+        path.write_text(f'[mapping.tables]\n"public.{table}".omit = ["{column}"]\n', encoding="utf-8")
+
+    def refused(daemon: Daemon, words: str) -> None:
+        assert daemon.exit_code() == 4, daemon.log_tail()
+        assert words in daemon.failure
+
+    omit("secret", "itme")
+    refused(start_daemon(route, "--config", str(path)), "public.itme is no published table; did you mean public.item?")
+    omit("secret")
+    daemon = start_daemon(route, "--config", str(path))
+    daemon.wait_for_event("source_connected")
+    omit("secert")
+    daemon.send(signal.SIGHUP)
+    daemon.wait_for_event("source_connected", count=2)
+    source.execute("INSERT INTO item VALUES (100, 'hush', 'v')")
+    refused(daemon, 'column "secert" is not published')
+    omit("secret")
+    daemon = start_daemon(route, "--config", str(path))
+    daemon.wait_caught_up()
+    source.execute("ALTER TABLE item RENAME secret TO hidden; INSERT INTO item VALUES (101, 'hush', 'v')")
+    refused(daemon, 'column "secret" is not published')
+    omit("hidden")
+    daemon = start_daemon(route, "--config", str(path))
+    daemon.wait_caught_up()
+    source.execute("ALTER TABLE item RENAME TO thing; INSERT INTO thing VALUES (102, 'hush', 'v')")
+    refused(daemon, "became public.thing, which has another `replace` or `omit` in [mapping]")
+    query = "SELECT id, secret, hidden FROM item UNION ALL SELECT id, secret, hidden FROM thing ORDER BY id"
+    assert target.rows(query) == [(100, "own", None), (101, "own", None)]

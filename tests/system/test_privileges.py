@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from dataclasses import replace
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg import sql
 
+from parapply.source.ddl_queue import install_sql
 from tests.fixtures.daemon import Daemon, error_of
 from tests.fixtures.databases import Database, create_database, drop_database
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import FAST
-from tests.fixtures.roles import run_script
+from tests.fixtures.roles import make_state, run_script
 from tests.fixtures.route import Route
 from tests.system.privilege_cases import CASES, RUN, SOURCE_TABLES, TARGET_TABLES, Case
 
@@ -173,3 +175,41 @@ def test_the_scripts_make_no_superuser(server_pool: ServerPool, pg_major: int) -
         database.execute(sql.SQL("DROP OWNED BY {} CASCADE").format(roles))
         drop_database(database)
         server.execute(sql.SQL("DROP ROLE {}").format(roles))
+
+
+@pytest.mark.pg_majors(18)
+def test_no_role_may_write_what_others_apply_by(server_pool: ServerPool, pg_major: int) -> None:
+    """The scripts give no rights on the progress of another role's daemons, or on the queue of commands.
+
+    Rights that exist are taken back, unless a role is to share a state schema.
+    """
+    server = server_pool.own("target", pg_major)
+    database = create_database(server, "two_roles")
+    roles = ("role_a", "role_b")
+    theirs = """
+        SELECT rolname, c.oid::regclass::text FROM pg_roles, pg_class c WHERE rolname ~ '^role_.$' AND relkind = 'r'
+        AND relnamespace::regnamespace::text IN ('state_role_a', 'state_role_b', 'state_of_owner', 'parapply')
+        AND c.relowner <> pg_roles.oid AND has_table_privilege(pg_roles.oid, c.oid, '{}') ORDER BY 1, 2"""
+    try:
+        for role in roles:
+            run_script(server, database.dbname, "subscriber", role=role)
+            asyncio.run(make_state(server.dsn(database.dbname, role), f"state_{role}"))
+        # Its tables are of the role whose later tables the scripts let others write.
+        asyncio.run(make_state(database.dsn, "state_of_owner"))
+        database.execute("CREATE TABLE item (id int); CREATE PUBLICATION pub FOR TABLE item")
+        assert [row for row in database.rows(theirs.format("SELECT")) if "owner" in row[1]] == []
+        database.execute(install_sql(["pub"]))
+        for role, other in (roles, roles[::-1]):
+            database.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA state_{other}, parapply TO {role}")
+            run_script(server, database.dbname, "subscriber", role=role)
+        assert database.rows(theirs.format("SELECT, INSERT, UPDATE, DELETE, TRUNCATE")) == []
+        assert database.rows("SELECT has_table_privilege('role_b', 'item', 'INSERT')") == [(True,)]
+        for role in roles:
+            run_script(server, database.dbname, "publisher", role=role)
+        assert database.rows(theirs.format("SELECT")) == [(role, "parapply.ddl_queue") for role in roles]
+        run_script(server, database.dbname, "subscriber", role="role_b", state="state_role_a")
+        assert ("role_b", "state_role_a.slots") in database.rows(theirs.format("INSERT"))
+    finally:
+        database.execute("DROP OWNED BY role_a, role_b CASCADE")
+        drop_database(database)
+        server.execute("DROP ROLE role_a, role_b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -14,8 +14,12 @@ from parapply.check.kinds import Code, End, Finding, Severity
 from parapply.check.look import Report
 from parapply.check.source import findings_of_publications, findings_of_publisher, publications_query
 from parapply.check.tables import takes_all
+from parapply.check.target import findings_of_machine
 from parapply.config import Config, load_config
 from parapply.source.slot import SlotFacts, SourceFacts
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_every_code_has_a_meaning() -> None:
@@ -82,6 +86,12 @@ def test_the_document_and_its_exit_code(codes: tuple[Code, ...], exit_code: int)
     read = msgspec.json.decode(json.dumps(show.document(report)), type=_Document)
     assert (read.slot_name, read.exit_code, report.exit_code) == ("app", exit_code, exit_code)
     assert [one.code for one in read.findings] == [code.text for code in codes]
+
+
+def test_a_place_that_cannot_be_seen_is_none_for_transactions(tmp_path: Path) -> None:
+    """Whatever the system says of it, the others' findings are still shown."""
+    (found,) = findings_of_machine(_config({"apply.spill_dir": str(tmp_path / ("x" * 300))}))
+    assert (found.code, "File name too long" in found.found) == (Code.SPILL_DIR, True)
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,33 @@ def test_a_run_of_a_replay_takes_settings_only(group: str) -> None:
     assert "--run" in done.output.splitlines()[-1]
 
 
+def test_a_password_in_a_run_is_not_shown() -> None:
+    """Words of a connection string that was not quoted are no settings, and are secret."""
+    for group in ("target.dsn=host=x password=hunter2", "target.dsn='host=x password=hunter2"):
+        done = CliRunner().invoke(cli.cli, ["replay", "nowhere", "--target", "dbname=x", "--run", group])
+        assert (done.exit_code, "hunter2" in done.output) == (2, False)
+
+
+def test_check_refuses_the_totals_that_run_refuses(tmp_path: Path) -> None:
+    """A file of several databases whose totals are too small ends both with the same words; nothing is asked."""
+    path = tmp_path / "fleet.toml"
+    path.write_text("""databases = ["a", "b"]
+[source]
+dsn = "host=nowhere"
+slot = "app"
+publications = ["app"]
+[target]
+dsn = "host=nowhere"
+[fleet]
+max_connections = 3
+""", encoding="utf-8")  # fmt: skip
+    for command in ("run", "check"):
+        done = subprocess.run([*_PARAPPLY, command, "--config", path], capture_output=True, text=True, check=False,
+                              timeout=60)  # fmt: skip
+        assert done.returncode == 2
+        assert "fleet.max_connections: must be 0, or at least 12 for 2 databases" in done.stdout + done.stderr
+
+
 _PARAPPLY = [sys.executable, "-m", "parapply"]
 
 

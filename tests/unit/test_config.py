@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from parapply.config import REQUIRED, SECTIONS, Config, load_config
+from parapply.config import REQUIRED, SECTIONS, Config, load_config, settings_without_table
 from parapply.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -398,6 +398,15 @@ def test_columns_and_rows_that_are_left_out() -> None:
     mapping = load_config(None, ['mapping.tables."a.t".omit=x,y'], GIVEN, {}).mapping
     assert (mapping.omits, mapping.omitted_of(("a", "t")), mapping.omitted_of(("a", "u"))) == (True, ("x", "y"), ())
     assert mapping.target_of(("a", "t")) == ("a", "t")
+    assert list(mapping.replaced_unknown(["a.u"])) == ['mapping.tables."a.t".omit']
+
+
+def test_names_of_schemas_without_a_published_table_are_told() -> None:
+    """A misspelt one would be no rule, and the tables would come as they are."""
+    config = load_config(None, ["mapping.schemas.pubilc=shop", "mapping.schemas.a=b"], GIVEN, {})
+    assert settings_without_table(config, ["public.t", "a.t"]) == {
+        "mapping.schemas.pubilc": "no table of schema pubilc is published; did you mean public?"
+    }
 
 
 def test_another_option_is_named(tmp_path: Path) -> None:

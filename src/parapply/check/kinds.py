@@ -205,7 +205,8 @@ class Code(Enum):
         "raise max_connections or the limit of the role or database, or lower apply.workers", is_arguable=True,
     )
     ORIGINS_NEEDED = Kind(
-        _T, _REFUSED, "the policy must know which rows the daemon wrote", "grant them, or choose another policy",
+        _T, _REFUSED, "it must be known which rows the daemon wrote, so the daemon ends at once",
+        "grant or allow them, choose another policy, or source.origin = 'any' if nothing replicates back",
         is_arguable=True,
     )
     ORIGINS_MISSING = Kind(
@@ -215,6 +216,17 @@ class Code(Enum):
     ORIGINS_EXHAUSTED = Kind(
         _T, _WARNING, "each worker has a replication origin; without one it works, but changes look like local ones",
         "raise it above the number of all workers of all daemons and restart the target",
+    )
+    DDL_ROLE = Kind(
+        _T, _REFUSED, "commands of the publisher run as this role, so the daemon ends at once",
+        "make it, and the daemon's role a member of it, or correct ddl.role", is_arguable=True,
+    )
+    CUT_OVER = Kind(
+        _T, _REFUSED, "the daemon applies nothing from the fence on",
+        "go on with it, or take it back",
+    )
+    PREPARED_PENDING = Kind(
+        _T, _REFUSED, "their outcome comes through the slot, so the daemon ends at once", "set source.two_phase = true"
     )
     COMMIT_TIMESTAMPS = Kind(
         _T, _REFUSED, "the policy compares commit times, or asks who wrote a row",

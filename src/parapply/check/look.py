@@ -22,14 +22,15 @@ from parapply.check.source import read_source
 from parapply.check.tables import read_tables
 from parapply.check.target import findings_of_machine, findings_of_target, read_target
 from parapply.config import settings_without_table
-from parapply.connect import Connections, check_apart, known_position
+from parapply.connect import Connections, check_apart, check_back, check_ddl_role, known_position
 from parapply.copy.published import PublishedTable
 from parapply.errors import SourceLost, SourceRefused, TargetLost, TargetRefused
 from parapply.plan.table import TablePlan
 from parapply.source import refusals, slot
 from parapply.source.slot import read_rows, source_errors
-from parapply.target.session import settings
+from parapply.target.session import prepared, settings
 from parapply.target.session.settings import target_errors
+from parapply.target.state import cutovers
 from parapply.target.state import slots as state
 
 if TYPE_CHECKING:
@@ -175,9 +176,10 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
     of_sharing = [] if of_state else await _of_sharing(ends.target, config, source, known)
     findings = [
         *of_source,
-        *findings_of_target(there, config, source),
+        *findings_of_target(there, config, source, is_known=is_known),
         *of_tables,
         *_of_settings(config, source),
+        *await _of_ddl_role(config, ends.target),
         *of_sharing,
         *findings_of_machine(config),
     ]
@@ -252,11 +254,32 @@ async def _of_known_slot(
     config: Config, ends: Connections, source: SourceSide, found: state.SlotState
 ) -> list[Finding]:
     """Return the reasons why a slot that is already followed cannot continue."""
-    login, name = config.source.login, config.source.slot
-    position = await known_position(ends.target, config.target.state_schema, found)
+    login, name, schema = config.source.login, config.source.slot, config.target.state_schema
+    position = await known_position(ends.target, schema, found)
+    findings = []
     try:
+        await cutovers.check_may_write(ends.target, schema, found.slot_id, name)
+    except TargetRefused as error:
+        findings.append(Finding(Code.CUT_OVER, str(error), name, error.hint))
+    try:
+        prepared.check_ending(
+            await prepared.pending(ends.target, schema, found.slot_id), two_phase=config.source.two_phase
+        )
+    except TargetRefused as error:
+        findings.append(Finding(Code.PREPARED_PENDING, str(error), name, error.hint))
+    try:
+        await check_back(config, ends.source, source.facts)
         await refusals.check(ends.source, source.facts, login, name, position, two_phase=config.source.two_phase)
     except SourceRefused as error:
         if not any(each.code in {Code.WAL_LEVEL, Code.SOURCE_STANDBY} for each in source.findings):
-            return [Finding(Code.SLOT_REFUSED, str(error), name, error.hint)]
+            findings.append(Finding(Code.SLOT_REFUSED, str(error), name, error.hint))
+    return findings
+
+
+async def _of_ddl_role(config: Config, target: settings.Connection) -> list[Finding]:
+    try:
+        await check_ddl_role(config, target)
+    except TargetRefused as error:
+        role, own = (sql.Identifier(name).as_string(None) for name in (config.ddl.role, target.info.user))
+        return [Finding(Code.DDL_ROLE, str(error), role, f"GRANT {role} TO {own};")]
     return []

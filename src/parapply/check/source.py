@@ -16,7 +16,7 @@ from parapply.amounts import few
 from parapply.check.kinds import Code, Finding
 from parapply.check.server import Server, read_server
 from parapply.check.shapes import TableShape, UserType, read_shapes, read_types
-from parapply.copy.published import PublishedTable, published_tables, schema_only_tables
+from parapply.copy.published import PublishedTable, published_tables, schema_only_tables, unreadable
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.model import Column, Relation
 from parapply.plan.copy_starts import Name
@@ -28,7 +28,7 @@ from parapply.vocabulary import Provider
 from parapply.wire.ddl_queue import QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from parapply.config import Config
 
@@ -86,8 +86,7 @@ SELECT one.root::int8, n.nspname::text, c.relname::text, c.relreplident::text, c
    WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL
      AND i.indexprs IS NULL AND NOT EXISTS (
        SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey::int2[])
-       AND NOT a.attnotnull)),
-  pg_catalog.has_any_column_privilege(c.oid, 'SELECT') AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+       AND NOT a.attnotnull))
 FROM one JOIN pg_catalog.pg_class c ON c.oid = one.oid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 ORDER BY 2, 3"""
 
@@ -146,7 +145,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     publishes_deletes: bool
     columns: tuple[str, ...]  # of the identity's index; () if there is none, or FULL
     unique_index: str | None  # that could be named as the identity
-    may_select: bool  # the session's role may read it
 
 
 class SourceSide(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,12 +208,9 @@ async def read_source(conn: slot.Connection, config: Config, facts: SourceFacts,
     identities = [each for each in identities if each.name[0] not in facts.state_schemas]
     findings += _of_identities(identities)
     findings += _of_filters(filters, identities)
-    oids = {table.oid for table in left_out}
-    read = [each for each in identities if each.root_oid not in oids]
-    if options.is_copy:
-        findings += _of_select(read, server, Code.SOURCE_SELECT)
-    elif config.source.on_lost_slot == "heal":
-        findings += _of_select(read, server, Code.HEAL_SELECT)
+    if options.is_copy or config.source.on_lost_slot == "heal":
+        code = Code.SOURCE_SELECT if options.is_copy else Code.HEAL_SELECT
+        findings += _of_select(await unreadable(conn, tables), server, code)
     findings += _of_others(others, {each.name for each in identities}, facts.state_schemas, n_large)
     by_name = {(each.root_oid, each.name): each for each in identities}
     with source_errors("checking the published tables"):
@@ -235,11 +230,10 @@ def _of_schema_only(table: PublishedTable) -> Finding:
 
 
 def _identity(row: tuple[Any, ...]) -> Identity:
-    root, schema, name, kind, is_partitioned, updates, deletes, columns, unique, may_select = row
+    root, schema, name, kind, is_partitioned, updates, deletes, columns, unique = row
     return Identity(
         root_oid=root, name=(schema, name), replica_identity=kind, is_partitioned=is_partitioned,
         publishes_updates=updates, publishes_deletes=deletes, columns=tuple(columns), unique_index=unique,
-        may_select=may_select,
     )  # fmt: skip
 
 
@@ -448,16 +442,16 @@ def _columns(names: Sequence[str]) -> str:
     return ", ".join(sql.Identifier(name).as_string(None) for name in names)
 
 
-def _of_select(identities: Sequence[Identity], server: Server, code: Code) -> Iterator[Finding]:
+def _of_select(names: Mapping[Name, bool], server: Server, code: Code) -> Iterator[Finding]:
     role = sql.Identifier(server.role).as_string(None)
-    # Rows of a partitioned table are read from its partitions.
-    names = sorted({each.name for each in identities if not (each.may_select or each.is_partitioned)})
-    for schema, table in names:
+    for (schema, table), is_hidden in names.items():
+        grants = f"GRANT USAGE ON SCHEMA {sql.Identifier(schema).as_string(None)} TO {role};"
         yield Finding(
             code=code, object=shown(schema, table),
-            found=f"role {role} may not read {shown(schema, table)}",
-            fix=f"GRANT USAGE ON SCHEMA {sql.Identifier(schema).as_string(None)} TO {role};"
-            f" GRANT SELECT ON {shown(schema, table)} TO {role};",
+            found=f"role {role} may not read {shown(schema, table)}"
+            + (", whose row-level security applies" if is_hidden else ""),
+            fix=f"ALTER ROLE {role} BYPASSRLS;" if is_hidden
+            else f"{grants} GRANT SELECT ON {shown(schema, table)} TO {role};",
         )  # fmt: skip
 
 

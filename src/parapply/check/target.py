@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -86,8 +87,8 @@ async def read_target(conn: Connection, config: Config) -> TargetSide:
     )  # fmt: skip
 
 
-def findings_of_target(target: TargetSide, config: Config, source: SourceSide) -> list[Finding]:
-    """Return the faults of the target as a server. Pure."""
+def findings_of_target(target: TargetSide, config: Config, source: SourceSide, *, is_known: bool) -> list[Finding]:
+    """Return the faults of the target as a server; the slot is followed already if it `is_known`. Pure."""
     server = target.server
     findings = list(_of_session(target))
     role = sql.Identifier(server.role).as_string(None)
@@ -113,7 +114,7 @@ def findings_of_target(target: TargetSide, config: Config, source: SourceSide) -
             )
         )
     findings += _of_room(config, server)
-    findings += _of_origins(config, server, target.n_origins, may_make_origins=target.may_make_origins)
+    findings += _of_origins(config, target, is_known=is_known)
     findings += _of_locale(source.server, server)
     findings += _of_extensions(source, target.extensions)
     return findings
@@ -178,7 +179,8 @@ def _of_room(config: Config, server: Server) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _of_origins(config: Config, server: Server, n_origins: int, *, may_make_origins: bool) -> Iterator[Finding]:
+def _of_origins(config: Config, target: TargetSide, *, is_known: bool) -> Iterator[Finding]:
+    server, n_origins = target.server, target.n_origins
     role = sql.Identifier(server.role).as_string(None)
     needing = Rules(config.conflict).needing()
     if needing and server.settings.get("track_commit_timestamp") != "on":
@@ -187,11 +189,12 @@ def _of_origins(config: Config, server: Server, n_origins: int, *, may_make_orig
             f"{needing} needs commit timestamps, and track_commit_timestamp is off",
             fix="ALTER SYSTEM SET track_commit_timestamp = on;  -- then restart",
         )
-    if not may_make_origins:
+    what = needing or ('source.origin = "none"' if config.source.origin == "none" else "")
+    if not target.may_make_origins:
         functions = ", ".join(f"pg_catalog.{name}" for name in origins.FUNCTIONS)
         yield Finding(
-            Code.ORIGINS_NEEDED if needing else Code.ORIGINS_MISSING,
-            f"role {role} may not set up replication origins" + (f", which {needing} needs" if needing else ""),
+            Code.ORIGINS_NEEDED if what else Code.ORIGINS_MISSING,
+            f"role {role} may not set up replication origins" + (f", which {what} needs" if what else ""),
             role,
             f"GRANT EXECUTE ON FUNCTION {functions} TO {role};",
         )
@@ -200,8 +203,10 @@ def _of_origins(config: Config, server: Server, n_origins: int, *, may_make_orig
     most, needed = server.number(name), 1 if server.version_num >= SHARED_ORIGINS_SINCE else config.apply.first_workers
     if most < n_origins + needed:
         yield Finding(
-            code=Code.ORIGINS_EXHAUSTED, found=f"{n_origins} replication origins exist, {needed} more are needed,"
-            f" and {name} is {most}",
+            # Some of those that exist may be its own.
+            code=Code.ORIGINS_NEEDED if what and not is_known else Code.ORIGINS_EXHAUSTED,
+            found=f"{n_origins} replication origins exist, {needed} more are needed"
+            + (f" for {what}" if what else "") + f", and {name} is {most}",
             fix=f"ALTER SYSTEM SET {name} = {n_origins + needed};  -- then restart",
         )  # fmt: skip
 
@@ -265,7 +270,11 @@ def findings_of_machine(config: Config) -> Iterator[Finding]:
     """Look at the disk for transactions in progress, on the machine that runs this command; make nothing there."""
     wanted = config.apply.spill_dir or Path(tempfile.gettempdir())
     # The daemon makes the directory, so the nearest existing one decides.
-    there = next(path for path in (wanted.absolute(), *wanted.absolute().parents) if path.exists())
+    try:
+        there = _nearest(wanted.absolute())
+    except OSError as error:
+        yield Finding(Code.SPILL_DIR, f"{error.filename}: {error.strerror}", str(wanted))
+        return
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         yield Finding(Code.SPILL_DIR, f"nothing can be written in {there}", str(wanted))
         return
@@ -276,3 +285,12 @@ def findings_of_machine(config: Config) -> Iterator[Finding]:
             found=f"apply.spill_limit_bytes is {config.apply.spill_limit_bytes:,}, and {free_bytes:,} bytes are free"
             f" in {there}",
         )  # fmt: skip
+
+
+def _nearest(wanted: Path) -> Path:
+    """Return a path or the lowest directory above it that exists; raise OSError if that cannot be seen."""
+    for path in (wanted, *wanted.parents):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+            return path
+    return wanted

@@ -260,13 +260,15 @@ def _forecasts(
 
 def _settings(groups: Sequence[str]) -> list[list[str]]:
     """Return the settings of each run, none of a single run without a group; raise UsageError if one is malformed."""
+    from parapply.logs import redact_text  # noqa: PLC0415
+
     found = []
     for group in groups:
         try:
             pairs = shlex.split(group)
         except ValueError as error:
-            raise click.UsageError(f"--run {group!r}: {error}") from error
+            raise click.UsageError(f"--run {redact_text(group)!r}: {error}") from error
         if wrong := [pair for pair in pairs if "." not in pair.partition("=")[0] or "=" not in pair]:
-            raise click.UsageError(f"--run: {wrong[0]!r} is not KEY=VALUE, as in apply.workers=4")
+            raise click.UsageError(f"--run: {redact_text(wrong[0])!r} is not KEY=VALUE, as in apply.workers=4")
         found.append(pairs)
     return found or [[]]

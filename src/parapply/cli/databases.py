@@ -45,7 +45,7 @@ def check(*, as_json: bool, **options: Any) -> int:
     """Report what would make init, the copy or the stream fail or hurt, before anything is made."""
     if not options["is_copy"] and (options["brings_schema"] or options["truncates"]):
         raise click.UsageError("--schema and --truncate belong to --copy")
-    found = configs(options)
+    found = configs(options, as_run=True)
     from parapply.check import look, show  # noqa: PLC0415
     from parapply.check.source import CheckOptions  # noqa: PLC0415
 

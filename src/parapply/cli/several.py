@@ -120,18 +120,18 @@ several_options = together(
 )
 
 
-def configs(options: dict[str, Any], *not_needed: str) -> Config | Several:
+def configs(options: dict[str, Any], *not_needed: str, as_run: bool = False) -> Config | Several:
     """Return the configuration of the one database, or of each of several, that a command is about.
 
     Options about several databases are taken out of the command's. Raise ConfigError if the configuration is wrong, or
-    a name belongs to no database.
+    a name belongs to no database; `as_run`, also if the totals of a file are too small for a daemon.
     """
     is_all, included, excluded = (options.pop(key) for key in ("is_all", "included", "excluded"))
     is_asked = is_all or bool(included or excluded)
     if is_asked and options["database"] is not None:
         raise click.UsageError("--database names one, and the options about several databases more")
     from parapply.config import REQUIRED, config_of, read_layers  # noqa: PLC0415
-    from parapply.config_fleet import fleet_of, one_of  # noqa: PLC0415
+    from parapply.config_fleet import check_totals, fleet_of, one_of  # noqa: PLC0415
 
     required = [key for key in REQUIRED if key not in not_needed]
     layers = read_layers(options["config_path"], options["overrides"], flags_of(options), os.environ)
@@ -145,6 +145,8 @@ def configs(options: dict[str, Any], *not_needed: str) -> Config | Several:
         names, left_out = asyncio.run(_databases(shared.source.login))
         layers = layers._replace(databases=names)
     fleet = fleet_of(layers, required)
+    if as_run and is_of_file:
+        check_totals(fleet)
     if options["database"] is not None:
         return one_of(fleet, options["database"])
     names = [one.name for one in fleet.databases]

@@ -9,6 +9,7 @@ how several publications of one table go together.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -278,25 +279,39 @@ def without(table: PublishedTable, omitted: Sequence[str]) -> PublishedTable:
 
 
 async def check_readable(conn: Connection, tables: Sequence[PublishedTable]) -> None:
-    """Refuse tables that the role may not read, all of them in one message; partitions are read separately.
+    """Refuse tables that the role may not read, all of them in one message; errors as `unreadable`.
 
     Raises:
         SourceRefused: there are some.
     """
+    if found := await unreadable(conn, tables):
+        names = [f"{'.'.join(name)}{' (its row-level security applies)' if found[name] else ''}" for name in found]
+        raise SourceRefused(
+            f"source: the role may not read {', '.join(names)}",
+            hint="GRANT SELECT on them, USAGE on their schemas to the source's role: config/roles/publisher.sql does;"
+            " and BYPASSRLS where row-level security applies",
+        )
+
+
+async def unreadable(conn: Connection, tables: Sequence[PublishedTable]) -> dict[Name, bool]:
+    """Return tables and partitions of which the role may not read all rows and columns that are sent.
+
+    Each with whether row-level security hides rows. Raise SourceLost if the connection broke.
+    """
     query: LiteralString = """
-        SELECT DISTINCT w.schema_name || '.' || w.table_name
-          FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)
+        SELECT w.schema_name, w.table_name, pg_catalog.bool_or(pg_catalog.row_security_active(c.oid))
+          FROM unnest($1::text[], $2::text[], $3::jsonb[]) AS w(schema_name, table_name, sent)
           JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.schema_name
           JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name
-         WHERE NOT (has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'SELECT')) ORDER BY 1"""
-    leaves = [leaf for table in tables for leaf in table.leaves]
+         WHERE NOT (has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'SELECT')
+                    AND (has_table_privilege(c.oid, 'SELECT') OR NOT EXISTS (
+                         SELECT FROM pg_catalog.jsonb_array_elements_text(w.sent) AS name
+                          WHERE NOT has_column_privilege(c.oid, name, 'SELECT'))))
+            OR pg_catalog.row_security_active(c.oid) GROUP BY 1, 2 ORDER BY 1, 2"""
+    leaves = [(leaf.schema, leaf.name, json.dumps(table.columns)) for table in tables for leaf in table.leaves]
     with source_errors("looking whether the published tables may be read"):
-        found = await read_rows(conn, query, [[leaf.schema for leaf in leaves], [leaf.name for leaf in leaves]])
-    if found:
-        raise SourceRefused(
-            f"source: the role may not read {', '.join([name for (name,) in found])}",
-            hint="GRANT SELECT on them, USAGE on their schemas to the source's role: config/roles/publisher.sql does",
-        )
+        found = await read_rows(conn, query, [[leaf[at] for leaf in leaves] for at in range(3)])
+    return {(schema, name): is_hidden for schema, name, is_hidden in found}
 
 
 class _Column(NamedTuple):

@@ -46,7 +46,6 @@ SELECT w.schema_name, w.table_name, w.column_name
   JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name
   JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attname = w.column_name
  WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''"""
-_OF_ORIGINS: Final = frozenset({Code.ORIGINS_MISSING, Code.ORIGINS_EXHAUSTED})
 
 
 class CutoverOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,14 +338,12 @@ class CutoverLook:
         reverse, back = self._reverse, self._back
         facts = await slot.inspect(back.source, reverse.source.slot)
         report = await look_at(back, reverse, CheckOptions(), facts, None)
-        needs_origins = reverse.source.origin == "none"
         found: list[ParapplyError] = []
         for each in report.findings:
             severity = each.code.value.severity
-            is_refused = severity is Severity.REFUSED or (needs_origins and each.code in _OF_ORIGINS)
             if each.code in _OF_MAKING:
                 continue
-            if is_refused:
+            if severity is Severity.REFUSED:
                 fix = f"; here: {copyable(each.fix)}" if each.fix else ""
                 found.append(_error_of(each, f"{each.code.value.advice}{fix}"))
             elif severity is Severity.WARNING:

@@ -21,7 +21,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import __version__, connect, continuity, failpoints, sharing
-from parapply.config import SAME_ROLE, settings_without_table
+from parapply.config import settings_without_table
 from parapply.conflict.policies import Rules
 from parapply.errors import ParapplyError, SlotBusy, TargetLost, TargetRefused
 from parapply.logs import get_logger
@@ -156,7 +156,7 @@ class Connector:
             # servers can give.
             server = await settings.target_settings(control)
             self._check_tracking(tracks_commits=server.tracks_commits)
-            await self._check_ddl_role(control)
+            await connect.check_ddl_role(self._config, control)
             may_change_role = await self._may_change_role(control)
             connecting = begin(self._connect_stream(stack, source, first_look))
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
@@ -215,7 +215,9 @@ class Connector:
         """Log once that a section of the configuration names a table that is not published."""
         config = self._config
         mapping = config.mapping
-        if not (config.apply.tables or config.conflict.tables or mapping.tables or mapping.schema_only):
+        if not (
+            config.apply.tables or config.conflict.tables or mapping.tables or mapping.schemas or mapping.schema_only
+        ):
             return
         names = await slot.tables_to_expect(source, config.source.publications)
         published = [".".join(name) for name in names]
@@ -241,14 +243,6 @@ class Connector:
                 f"target: {needing} needs commit timestamps, and track_commit_timestamp is off",
                 hint="set track_commit_timestamp = on and restart the target server, or choose another policy",
             )
-
-    async def _check_ddl_role(self, control: settings.Connection) -> None:
-        """Refuse a role for commands of the publisher that this one may not take, or that does not exist."""
-        ddl = self._config.ddl
-        if ddl.apply and ddl.role and ddl.role != SAME_ROLE:
-            with settings.target_errors(f"ddl.role = {ddl.role!r}"):
-                async with control.transaction():
-                    await control.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(ddl.role)))
 
     async def _may_change_role(self, control: settings.Connection) -> bool:
         """Return whether foreign keys are enforced, and could be left to a query of ours."""
@@ -381,24 +375,24 @@ class Connector:
         if is_two_phase:
             await prepared.check_possible(control)
         pending = await prepared.pending(control, self._config.target.state_schema, slot_id)
-        if pending and not is_two_phase:
-            raise TargetRefused(
-                f"{len(pending)} transactions are prepared on the target, but source.two_phase is off",
-                hint="set source.two_phase = true; `parapply drop` rolls back what the publisher may have committed",
-            )
+        prepared.check_ending(pending, two_phase=is_two_phase)
         return pending
 
     async def _end_own(self, control: settings.Connection) -> None:
-        """End the sessions that this very process left on the other side of a broken network (F16)."""
+        """End the sessions that this very process left on the other side of a broken network (F16).
+
+        After a failover of the target their numbers may be of other slots' sessions. A server cuts long names.
+        """
         if not self._own_pids:
             return
         query = sql.SQL(
             "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity"
-            " WHERE pid = ANY($1::int[]) AND application_name LIKE 'parapply %' AND usename = CURRENT_USER"
-            " AND pid <> pg_catalog.pg_backend_pid()"
+            " WHERE pid = ANY($1::int[]) AND usename = CURRENT_USER AND pid <> pg_catalog.pg_backend_pid()"
+            " AND application_name = pg_catalog.left(pg_catalog.substring(application_name,"
+            " '^parapply (?:leader|worker [0-9]+) ') || $2, pg_catalog.current_setting('max_identifier_length')::int)"
         )
         with settings.target_errors("ending sessions left by a broken connection"):
-            await settings.rows(control, query, [self._own_pids])
+            await settings.rows(control, query, [self._own_pids, self._config.source.slot])
 
     async def _own_the_slot(self, control: settings.Connection, slot_id: int) -> None:
         wait_s = self._config.target.lease_wait_s

@@ -1,7 +1,8 @@
 """Columns that the target's rows do not get, cut out of what the publisher sends, as if by a column list.
 
 In: transactions as the assembler gives them. Out: the same, with announcements and rows without the columns. So nothing
-behind this knows of them. A column of the replica identity stays, and its table is refused when it is planned.
+behind this knows of them. A column of the replica identity stays, and its table is refused when it is planned, as is a
+table without such a column: it may have another name now, and its values would come.
 
 A transaction that is streamed in progress announces its relations for itself, and for all others once it has committed,
 except those that were announced to others since.
@@ -85,10 +86,11 @@ class Omission:
         changes: list[bytes | Relation] = []
         for change in transaction.changes:
             if isinstance(change, Relation):
-                left_out = self._left_out(change)
+                names = self._columns_of(change.full_name)
+                left_out = _left_out(change, names)
                 self._n_announced += 1
                 own[change.oid] = places[change.oid] = _Places(self._n_announced, left_out)
-                changes.append(_without(change, left_out))
+                changes.append(_without(change, left_out, names))
             elif change[KIND_AT] != TRUNCATE and (left_out := places.get(_oid(change), _NONE).left_out):
                 changes.append(_cut_frame(change, left_out))
             else:
@@ -97,21 +99,25 @@ class Omission:
         if transaction.relations:
             transaction.relations = [change for change in changes if isinstance(change, Relation)]
 
-    def _left_out(self, relation: Relation) -> frozenset[int]:
-        names = self._columns_of(relation.full_name)
-        is_full = relation.replica_identity == "f"
-        return frozenset(
-            [
-                position
-                for position, column in enumerate(relation.columns)
-                if column.name in names and (is_full or not column.is_key)
-            ]
-        )
+
+def _left_out(relation: Relation, names: Collection[str]) -> frozenset[int]:
+    is_full = relation.replica_identity == "f"
+    return frozenset(
+        [
+            position
+            for position, column in enumerate(relation.columns)
+            if column.name in names and (is_full or not column.is_key)
+        ]
+    )
 
 
-def _without(relation: Relation, positions: Collection[int]) -> Relation:
+def _without(relation: Relation, positions: Collection[int], names: Collection[str]) -> Relation:
+    if not names:
+        return relation
     columns = [column for position, column in enumerate(relation.columns) if position not in positions]
-    return msgspec.structs.replace(relation, columns=tuple(columns)) if positions else relation
+    known = {column.name for column in relation.columns}
+    lacks = tuple([name for name in names if name not in known])
+    return msgspec.structs.replace(relation, columns=tuple(columns), lacks=lacks)
 
 
 def _oid(frame: bytes) -> int:

@@ -70,6 +70,12 @@ def test_the_identity_stays_unless_it_is_the_whole_row() -> None:
     assert names == [["id", "x"], ["id"]]
 
 
+def test_a_column_that_does_not_exist_is_noted() -> None:
+    """It may have another name by now, under which its values would come."""
+    (one,) = _read([build.begin(), build.relation(_ID, _X), build.commit()], ["x", "y"])
+    assert ([column.name for column in one.relations[0].columns], one.relations[0].lacks) == (["id"], ("y",))
+
+
 @pytest.mark.parametrize("ending", ["commit", "abort", "prepare", "subtransaction"])
 def test_a_transaction_in_progress_has_its_own_columns(ending: str) -> None:
     """Its announcement holds for others once it has committed, and never if it is rolled back or prepared."""

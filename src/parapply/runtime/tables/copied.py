@@ -307,7 +307,7 @@ class Copied:
             return row.name == name
         if relation.oid in self._gone or self._root(relation.oid) is not None:
             return True
-        if self._was_named(relation) != name or (self._mapping.replaces and relation not in self._judged):
+        if self._was_named(relation) != name or (self._mapping.masks and relation not in self._judged):
             return False
         # One in the schema of our own progress may belong to another parapply, made since the publisher was read.
         return not (self.known.is_listed or name[0] == self._schema or self._why_left_out(name))
@@ -338,7 +338,7 @@ class Copied:
 
     async def _settle_new(self, relation: Relation, namesake: CopyRow | None, *, may_be_missing: bool) -> None:
         name, oid = relation.full_name, relation.oid
-        if self._mapping.replaces:
+        if self._mapping.masks:
             await self._check_partition(relation)
         self._sought.add(relation)
         left_out = self._why_left_out(name)
@@ -362,17 +362,17 @@ class Copied:
             self._log.info("table_joined", relation=relation.qualified_name)
 
     async def _check_partition(self, relation: Relation) -> None:
-        """Refuse a table that is sent by its own name below a root that has other expressions."""
+        """Refuse a table that is sent by its own name below a root that has other values."""
         line = await late_tables.places(self._source, self._publications, relation.oid)
-        mine = self._mapping.replaced_of(relation.full_name)
+        mine = self._mapping.masks_of(relation.full_name)
         names = await late_tables.names(self._source, [place.oid for place in line[1:]])
-        roots = [name for name in names.values() if self._mapping.replaced_of(name) != mine]
+        roots = [name for name in names.values() if self._mapping.masks_of(name) != mine]
         if not roots:
             self._judged.add(relation)
         elif await publishing.published(self._source, self._publications, [relation.oid]):
             raise TargetRefused(
                 f"{'.'.join(relation.full_name)} is sent by its own name, and {'.'.join(roots[0])} above it has another"
-                " `replace` in [mapping]",
+                " `replace` or `omit` in [mapping]",
                 hint="give both the same there, or set publish_via_partition_root = true for the publication",
             )
 

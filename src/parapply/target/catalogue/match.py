@@ -149,7 +149,7 @@ def _columns(relation: Relation, facts: TableFacts) -> tuple[ColumnFacts, ...]:
 
 
 def _check_omitted(relation: Relation, facts: TableFacts, omitted: Collection[str]) -> None:
-    """Refuse to leave out columns that rows are found by, or that the target's rows cannot be without.
+    """Refuse to leave out columns that do not exist, that rows are found by, or that target rows cannot be without.
 
     A unique index with such a column would hold the target's own values, so that rows could clash there which do not
     clash on the publisher, in an order that nothing sent shows.
@@ -159,7 +159,9 @@ def _check_omitted(relation: Relation, facts: TableFacts, omitted: Collection[st
     problems = []
     for name in omitted:
         indexes = [index.name for index in facts.unique if name in (*index.columns, *index.named)]
-        if name in sent:
+        if name in relation.lacks:
+            problems.append(f'column "{name}" is not published')
+        elif name in sent:
             problems.append(f'column "{name}" is part of the replica identity')
         elif name in facts.key_columns:
             problems.append(f'column "{name}" is part of the key of the target table')
@@ -171,7 +173,7 @@ def _check_omitted(relation: Relation, facts: TableFacts, omitted: Collection[st
         raise TargetRefused(
             f"`omit` of {relation.qualified_name} cannot be followed in {facts.schema}.{facts.name}:"
             f" {'; '.join(problems)}",
-            hint="correct `omit` in [mapping], or drop the rule of the target table",
+            hint="correct `omit` in [mapping] (a column may have been renamed), or drop the rule of the target table",
         )
 
 

@@ -24,7 +24,7 @@ from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.slots import stamp_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Sized
     from typing import LiteralString
 
     from parapply.target.session.settings import Connection
@@ -82,6 +82,15 @@ async def check_possible(conn: Connection) -> None:
         raise TargetRefused(
             "source.two_phase is on, but the target has max_prepared_transactions = 0",
             hint="set it on the target to at least the publisher's and restart it, or set source.two_phase = false",
+        )
+
+
+def check_ending(pending: Sized, *, two_phase: bool) -> None:
+    """Raise TargetRefused if transactions are prepared whose outcome would not come."""
+    if pending and not two_phase:
+        raise TargetRefused(
+            f"{len(pending)} transactions are prepared on the target, but source.two_phase is off",
+            hint="set source.two_phase = true; `parapply drop` rolls back what the publisher may have committed",
         )
 
 
