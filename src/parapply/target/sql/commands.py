@@ -418,7 +418,7 @@ class CommandBuilder:
         for present, group in _by_columns(by_effect[NET_UPDATE - 1], segment).items():
             if plan.checks_origin:
                 self._foreign(plan, group, size_bytes, out)
-            is_lone = self._is_alone and sum(map(len, by_effect)) == 1
+            is_lone = self._is_alone and len(segment.net) == 1
             build = partial(statements.set_update, present, is_lone=is_lone)
             out += _sets(statements, build, group, size_bytes, "update")
         if inserted := by_effect[NET_INSERT - 1] + by_effect[NET_REPLACE - 1]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from parapply.errors import ProtocolError
@@ -352,6 +352,11 @@ def every_row(made: Iterable[Command]) -> Counter[tuple[object, ...]]:
     return found
 
 
+def _put(key: int) -> Op:
+    return Op("put", 0, key)
+
+
+@example(wishes=[_put(0), Op("commit", 0), _put(0), _put(1)], sizes=[])  # one late row of two
 @given(
     wishes=ops((PLAIN, PAIR, NUMERIC, KEYLESS), ("put", "update", "delete", "move", "commit", "commit", "announce")),
     sizes=st.lists(st.integers(1, 4), max_size=10),
