@@ -168,7 +168,7 @@ class Schedule:
     def _begin(self) -> None:
         """Start an epoch with what the target has: nothing of the one before is left."""
         draws, commits, low_lsn = self.draws, self.commits, self.commits.low_lsn
-        if any(lsn not in commits.done and lsn <= low_lsn for lsn in self._ends):
+        if any(lsn <= low_lsn and lsn not in commits.done for lsn in self._ends):
             raise Violation("the watermark is ahead of the commits")
         if self.confirmed_lsn > low_lsn:
             raise Violation("what was reported as flushed is gone")
@@ -194,9 +194,10 @@ class Schedule:
         self._check_steps = None
         self._scaling = Scaling(self._share)
         self._seq = self._received_lsn = 0
-        #: Ends of the open batch's transactions, and how many it may have.
+        #: Ends of the open batch's transactions, how many it may have, and the batch of those that have come.
         self._open: list[int] = []
         self._size = 1
+        self._open_as: Batch | None = None
         self._streams: dict[int, InProgress] = {}
         self._large: LargeJob | None = None
         #: Watermark of the advance that is under way.
@@ -426,7 +427,10 @@ class Schedule:
         self._close_if_due()
 
     def _open_batch(self) -> Batch:
-        return self.source.batch_of(tuple(self._open), self._seq, is_prepared=False, is_relaxed=self.is_relaxed)
+        if self._open_as is None:
+            ends, is_relaxed = tuple(self._open), self.is_relaxed
+            self._open_as = self.source.batch_of(ends, self._seq, is_prepared=False, is_relaxed=is_relaxed)
+        return self._open_as
 
     def _close_if_due(self) -> None:
         if self._open:
@@ -457,12 +461,13 @@ class Schedule:
             self._seq += 1
             self._size = 1 + self.draws.below(3)
         self._open.append(event.end_lsn)
+        self._open_as = None
 
     def _close(self) -> None:
         if self._open:
             self._closing.closed()
             self._has_timer = False
-            batch, self._open = self._open_batch(), []
+            batch, self._open, self._open_as = self._open_batch(), [], None
             self._submit(SetJob(batch, {}))
 
     def _submit(self, job: Job) -> None:
