@@ -26,7 +26,7 @@ from parapply.wire.copy import Keepalive
 from tests.simulate.apply import Applying
 from tests.simulate.commits import Commits, Entry
 from tests.simulate.draws import Draws, Violation
-from tests.simulate.sessions import PIECE_BYTES, For, Worker, chain, pieces_of
+from tests.simulate.sessions import ASKS, PIECE_BYTES, For, Worker, chain, pieces_of
 from tests.simulate.sessions import Stream as InProgress
 from tests.simulate.source import message_of, source_from, source_of
 
@@ -57,6 +57,13 @@ _SPARE: Final[list[KeysInFlight]] = []
 
 class Schedule:
     """One seed's."""
+
+    __slots__ = (
+        "_advancing", "_applied", "_check_steps", "_closing", "_durability", "_ends", "_events", "_has_timer",
+        "_heard_s", "_is_backlog", "_is_durable", "_large", "_open", "_open_as", "_p_kill", "_p_other", "_pending",
+        "_received_lsn", "_room", "_scaling", "_seq", "_share", "_size", "_stalls", "_streams", "applying", "commits",
+        "confirmed_lsn", "draws", "flight", "is_relaxed", "seed", "seen", "source", "state", "trace",
+    )  # fmt: skip
 
     #: Positions between the last transaction's end and the publisher's.
     _rest = 0x20
@@ -138,8 +145,7 @@ class Schedule:
             else:
                 self._disturb()
         self._check_end()
-        self.applying.end()
-        self._check_steps = None
+        self._end()
 
     def _check_end(self) -> None:
         left = [lsn for lsn in self._ends if lsn not in self.commits.done and lsn > self.commits.low_lsn]
@@ -208,6 +214,11 @@ class Schedule:
         for _ in range(1 + draws.below(4)):
             applying.come()
 
+    def _end(self) -> None:
+        """Let go what refers to itself, so that no collector has to look for it."""
+        self.applying.end()
+        self._check_steps = None
+
     def _give_back_keys(self) -> None:
         if self.flight is not None:
             order = self.flight._scheduler
@@ -235,7 +246,7 @@ class Schedule:
                 if self._events or self.state.jobs:
                     self._step()
         self._fence(why)
-        self.applying.end()
+        self._end()
         if why == "crash":
             kept = commits.n_flushed + draws.below(len(commits.wal) - commits.n_flushed + 1)
             self.seen["crash that loses commits"] += kept < len(commits.wal)
@@ -261,8 +272,12 @@ class Schedule:
         found: list[Worker | SetJob | Closing | None] = [
             one
             for one in self.applying.workers.values()
-            # The most frequent one without a call.
-            if (one.held_by is None or one.is_cancelled if one.waits_for is _SERVER else one.may_go_on())
+            # The most frequent ones without a call.
+            if (
+                (one.held_by is None or one.is_cancelled)
+                if one.waits_for is _SERVER
+                else (one.is_answered if one.waits_for in ASKS else one.may_go_on())
+            )
         ]
         if self._may_take():
             found.append(None)
@@ -371,8 +386,7 @@ class Schedule:
         self._durability.settle(Stream(self._received_lsn, holds_nothing, is_inside, is_synchronous=False))
         self._durability.reported(0.0)
         self.confirmed_lsn = lsn = self.state.durable_lsn
-        flushed = {one for entry in self.commits.wal[: self.commits.n_flushed] for one in (*entry.ends, entry.lsn)}
-        if any(end <= lsn and end not in flushed for end in self._ends):
+        if not self.commits.is_flushed(self._ends, lsn):
             raise Violation("what is reported is not durable")
 
     def _scale(self) -> None:
