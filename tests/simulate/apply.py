@@ -88,7 +88,7 @@ class Applying:
             self.seen["a worker leaves"] += 1
 
     def end(self) -> None:
-        """Let go what refers to itself, so that no collector has to look for it."""
+        """Let go what refers to itself, as `Schedule._end`."""
         for worker in self.workers.values():
             del worker.steps
         del self.changed, self._check_start
@@ -97,17 +97,18 @@ class Applying:
         """Do what the engine decided."""
         for effect in effects:
             if isinstance(effect, Given):
-                self.workers[effect.asker].given = effect.job
+                worker = self.workers[effect.asker]
+                worker.given, worker.is_answered = effect.job, True
                 self._check_start(effect.job)
             elif isinstance(effect, LetGo):
-                self.workers[effect.asker].is_released = True
+                self.workers[effect.asker].is_answered = True
             elif isinstance(effect, News):
                 stream_of(effect.job).news = True
             else:
                 found = [one for one in self.workers.values() if one.job and one.job.batch.seq == effect.seq]
                 if len(found) != 1 or found[0].waits_for is not For.TURN:
                     raise Violation("a worker that did not ask has an answer")
-                found[0].answer = effect.turn
+                found[0].answer, found[0].is_answered = effect.turn, True
 
     def _check_start(self, job: Job) -> None:
         """To be replaced by the schedule's check."""
@@ -206,7 +207,7 @@ class Applying:
     def _life(self, worker: Worker) -> Steps:
         while True:
             self._show(worker, WorkerState.IDLE)
-            worker.given = None
+            worker.given, worker.is_answered = None, False
             self.perform(self.flight.ask(worker.number))
             if not worker.is_answered:
                 self.changed()
@@ -308,7 +309,7 @@ class Applying:
         turn = self.flight.turns.ask(job, needs_head=needs_head)
         if turn is not None:
             return turn
-        worker.answer = None
+        worker.answer, worker.is_answered = None, False
         while worker.answer is None:
             yield For.TURN
         turn, worker.answer = worker.answer, None

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.simulate.draws import Violation
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.simulate.tables import Locks, Written
 
 
@@ -79,6 +81,11 @@ class Commits:
     def flush(self) -> None:
         """Have all records on disk."""
         self.n_flushed = len(self.wal)
+
+    def is_flushed(self, ends: Iterable[int], lsn: int) -> bool:
+        """Return whether all of these transactions that end up to a position survive every crash."""
+        flushed = {end for entry in self.wal[: self.n_flushed] for end in (*entry.ends, entry.lsn)}
+        return all(end in flushed for end in ends if end <= lsn)
 
     def crash(self, n_kept: int) -> None:
         """Lose all records but the first so many."""

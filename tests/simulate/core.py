@@ -26,7 +26,7 @@ from parapply.wire.copy import Keepalive
 from tests.simulate.apply import Applying
 from tests.simulate.commits import Commits, Entry
 from tests.simulate.draws import Draws, Violation
-from tests.simulate.sessions import PIECE_BYTES, For, Worker, chain, pieces_of
+from tests.simulate.sessions import ASKS, PIECE_BYTES, For, Worker, chain, pieces_of
 from tests.simulate.sessions import Stream as InProgress
 from tests.simulate.source import message_of, source_from, source_of
 
@@ -57,6 +57,13 @@ _SPARE: Final[list[KeysInFlight]] = []
 
 class Schedule:
     """One seed's."""
+
+    __slots__ = (
+        "_advancing", "_applied", "_check_steps", "_closing", "_durability", "_ends", "_events", "_has_timer",
+        "_heard_s", "_is_backlog", "_is_durable", "_large", "_open", "_open_as", "_p_kill", "_p_other", "_pending",
+        "_received_lsn", "_room", "_scaling", "_seq", "_share", "_size", "_stalls", "_streams", "applying", "commits",
+        "confirmed_lsn", "draws", "flight", "is_relaxed", "seed", "seen", "source", "state", "trace",
+    )  # fmt: skip
 
     #: Positions between the last transaction's end and the publisher's.
     _rest = 0x20
@@ -138,8 +145,7 @@ class Schedule:
             else:
                 self._disturb()
         self._check_end()
-        self.applying.end()
-        self._check_steps = None
+        self._end()
 
     def _check_end(self) -> None:
         left = [lsn for lsn in self._ends if lsn not in self.commits.done and lsn > self.commits.low_lsn]
@@ -168,7 +174,7 @@ class Schedule:
     def _begin(self) -> None:
         """Start an epoch with what the target has: nothing of the one before is left."""
         draws, commits, low_lsn = self.draws, self.commits, self.commits.low_lsn
-        if any(lsn not in commits.done and lsn <= low_lsn for lsn in self._ends):
+        if any(lsn <= low_lsn and lsn not in commits.done for lsn in self._ends):
             raise Violation("the watermark is ahead of the commits")
         if self.confirmed_lsn > low_lsn:
             raise Violation("what was reported as flushed is gone")
@@ -194,9 +200,10 @@ class Schedule:
         self._check_steps = None
         self._scaling = Scaling(self._share)
         self._seq = self._received_lsn = 0
-        #: Ends of the open batch's transactions, and how many it may have.
+        #: Ends of the open batch's transactions, how many it may have, and the batch of those that have come.
         self._open: list[int] = []
         self._size = 1
+        self._open_as: Batch | None = None
         self._streams: dict[int, InProgress] = {}
         self._large: LargeJob | None = None
         #: Watermark of the advance that is under way.
@@ -206,6 +213,11 @@ class Schedule:
         self._pending = frozenset(commits.prepared)
         for _ in range(1 + draws.below(4)):
             applying.come()
+
+    def _end(self) -> None:
+        """Let go what refers to itself, so that no collector has to look for it."""
+        self.applying.end()
+        self._check_steps = None
 
     def _give_back_keys(self) -> None:
         if self.flight is not None:
@@ -234,7 +246,7 @@ class Schedule:
                 if self._events or self.state.jobs:
                     self._step()
         self._fence(why)
-        self.applying.end()
+        self._end()
         if why == "crash":
             kept = commits.n_flushed + draws.below(len(commits.wal) - commits.n_flushed + 1)
             self.seen["crash that loses commits"] += kept < len(commits.wal)
@@ -260,8 +272,12 @@ class Schedule:
         found: list[Worker | SetJob | Closing | None] = [
             one
             for one in self.applying.workers.values()
-            # The most frequent one without a call.
-            if (one.held_by is None or one.is_cancelled if one.waits_for is _SERVER else one.may_go_on())
+            # The most frequent ones without a call.
+            if (
+                (one.held_by is None or one.is_cancelled)
+                if one.waits_for is _SERVER
+                else (one.is_answered if one.waits_for in ASKS else one.may_go_on())
+            )
         ]
         if self._may_take():
             found.append(None)
@@ -370,8 +386,7 @@ class Schedule:
         self._durability.settle(Stream(self._received_lsn, holds_nothing, is_inside, is_synchronous=False))
         self._durability.reported(0.0)
         self.confirmed_lsn = lsn = self.state.durable_lsn
-        flushed = {one for entry in self.commits.wal[: self.commits.n_flushed] for one in (*entry.ends, entry.lsn)}
-        if any(end <= lsn and end not in flushed for end in self._ends):
+        if not self.commits.is_flushed(self._ends, lsn):
             raise Violation("what is reported is not durable")
 
     def _scale(self) -> None:
@@ -426,7 +441,10 @@ class Schedule:
         self._close_if_due()
 
     def _open_batch(self) -> Batch:
-        return self.source.batch_of(tuple(self._open), self._seq, is_prepared=False, is_relaxed=self.is_relaxed)
+        if self._open_as is None:
+            ends, is_relaxed = tuple(self._open), self.is_relaxed
+            self._open_as = self.source.batch_of(ends, self._seq, is_prepared=False, is_relaxed=is_relaxed)
+        return self._open_as
 
     def _close_if_due(self) -> None:
         if self._open:
@@ -457,12 +475,13 @@ class Schedule:
             self._seq += 1
             self._size = 1 + self.draws.below(3)
         self._open.append(event.end_lsn)
+        self._open_as = None
 
     def _close(self) -> None:
         if self._open:
             self._closing.closed()
             self._has_timer = False
-            batch, self._open = self._open_batch(), []
+            batch, self._open, self._open_as = self._open_batch(), [], None
             self._submit(SetJob(batch, {}))
 
     def _submit(self, job: Job) -> None:

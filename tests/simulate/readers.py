@@ -44,7 +44,7 @@ class RangesSchedule(core.Schedule):
     def __init__(self, seed: int, source: Batches | None = None, choices: Sequence[int] | None = None) -> None:
         """Draw how the engine is set, and how much WAL there is."""
         super().__init__(seed, source, choices)
-        self._wal = Wal(self.source, self.draws, self._check_durable)
+        self._wal = Wal(self.source, self.draws, self.commits)
         #: Behind the ends that came to intake.
         self._next = 0
 
@@ -65,6 +65,10 @@ class RangesSchedule(core.Schedule):
         self._next = sum([end <= low_lsn for end in self._ends])
         self._readers = Readers(self._wal, self.draws, self.seen, low_lsn)
         self._behind = FallingBehind(behind_bytes=2 * self._readers.limits.enter_bytes, pause_s=0.0, now_s=0.0)
+
+    def _end(self) -> None:
+        super()._end()
+        self._readers.end()
 
     def _has_more(self) -> bool:
         return self._readers.has_more
@@ -137,12 +141,6 @@ class RangesSchedule(core.Schedule):
                 raise Violation("what is read has a gap, or comes again")
             self._next += 1
         super()._take(event)
-
-    def _check_durable(self, lsn: int) -> None:
-        commits = self.commits
-        flushed = {end for entry in commits.wal[: commits.n_flushed] for end in (*entry.ends, entry.lsn)}
-        if any(end <= lsn and end not in flushed for end in self._ends):
-            raise Violation("the slot passes what is not durable")
 
 
 @lru_cache(maxsize=_SOURCES)

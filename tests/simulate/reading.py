@@ -60,6 +60,11 @@ class Reader:
         """Return whether its wait is over."""
         return self.until is None or self.until()
 
+    def end(self) -> None:
+        """Let go what refers to itself, as `Schedule._end`."""
+        del self.steps
+        self.until = None
+
 
 class Readers:
     """Written by its readers, and by the schedule, which drains it."""
@@ -121,14 +126,21 @@ class Readers:
             reader.until = next(reader.steps)
         except StopIteration:
             self.readers.remove(reader)
+            reader.end()
         except SourceLost:
             self._seen["a reader is lost"] += 1
             self.is_lost = True
-            self.readers.clear()
+            self.end()
         else:
             held_bytes = self.order._held_bytes
             if held_bytes > self.limits.buffer_bytes + len(self.readers) * _PART * PIECE_BYTES:
                 raise Violation("readers hold more than the limit and a read of each")
+
+    def end(self) -> None:
+        """Have all sessions end."""
+        for reader in self.readers:
+            reader.end()
+        self.readers.clear()
 
     def drain(self, n_events: int) -> list[Event]:
         """Return some events, and the end of a range as a keep-alive."""

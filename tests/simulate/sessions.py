@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.engine.job import LargeJob, StreamJob
 from parapply.vocabulary import WorkerState
@@ -32,6 +32,10 @@ class For(Enum):
     TURN = 2
     NEWS = 3  # of the transaction in progress that it follows
     PIECE = 4  # of a large transaction
+
+
+#: Events that are an answer of the engine.
+ASKS: Final = (For.JOB, For.TURN)
 
 
 class Failed(Exception):
@@ -65,26 +69,21 @@ class Worker(Holder):
         self.since_s = 0.0
         self.given: Job | None = None
         self.answer: CommitTurn | None = None
-        self.is_released = self.is_open = self.in_statement = self.is_cancelled = False
+        #: True if the question for a job or for its turn has its answer; with none of them the worker leaves.
+        self.is_answered = False
+        self.is_open = self.in_statement = self.is_cancelled = False
         #: Sent, and not executed yet.
         self.in_doubt: Entry | None = None
         self.waits_for = For.SERVER
         self.steps: Steps
-
-    @property
-    def is_answered(self) -> bool:
-        """Return whether the question for a job has its answer."""
-        return self.given is not None or self.is_released
 
     def may_go_on(self) -> bool:
         """Return whether the event for which it waits can come now."""
         waits_for = self.waits_for
         if waits_for is For.SERVER:
             return self.held_by is None or self.is_cancelled
-        if waits_for is For.JOB:
-            return self.given is not None or self.is_released
-        if waits_for is For.TURN:
-            return self.answer is not None
+        if waits_for in ASKS:
+            return self.is_answered
         if isinstance(self.job, StreamJob):
             return stream_of(self.job).news
         return isinstance(self.job, LargeJob) and bool(pieces_of(self.job))

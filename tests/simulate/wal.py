@@ -11,8 +11,7 @@ from parapply.source.catch_up import RangePosition
 from tests.simulate.draws import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from tests.simulate.commits import Commits
     from tests.simulate.draws import Draws
     from tests.simulate.source import Batches, Event
 
@@ -55,16 +54,17 @@ class Decoded(NamedTuple):
 class Wal:
     """One publisher's; it outlives the daemon's epochs."""
 
-    def __init__(self, source: Batches, draws: Draws, check_durable: Callable[[int], None]) -> None:
+    def __init__(self, source: Batches, draws: Draws, commits: Commits) -> None:
         """Start with some of it written.
 
         Args:
             source: the stream.
             draws: choices of the schedule.
-            check_durable: raises if something up to a position of the stream is not durable on the target.
+            commits: of the target.
         """
         self._draws = draws
-        self._check_durable = check_durable
+        self._ends = source.ends
+        self._commits = commits
         self.records = _records(source.events)
         self.last_lsn = (source.end_lsn + REST) * SCALE
         self.flush_lsn = 0
@@ -91,8 +91,13 @@ class Wal:
         self._saved_lsn = self.slot.confirmed_lsn
 
     def move(self, lsn: int) -> None:
-        """Move the slot: what is before it never comes again."""
-        self._check_durable(lsn // SCALE)
+        """Move the slot: what is before it never comes again.
+
+        Raises:
+            Violation: something of it is not durable on the target.
+        """
+        if not self._commits.is_flushed(self._ends, lsn // SCALE):
+            raise Violation("the slot passes what is not durable")
         if lsn > self.slot.confirmed_lsn:
             self._reach(self.slot, lsn)
 

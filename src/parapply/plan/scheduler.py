@@ -57,7 +57,7 @@ class KeysInFlight:
     def __init__(self) -> None:
         """Start with none."""
         if cython.compiled:
-            self._slots = bytearray(1 << 20)
+            self._slots = bytearray()  # as long as no key is held; see `_note`
         else:
             self._held: dict[int, dict[Key, int]] = {}
 
@@ -81,6 +81,8 @@ class KeysInFlight:
 
     def _note(self, tree_oid: int, keys: Mapping[Key, object], found: set[Key]) -> None:
         if cython.compiled:
+            if not self._slots:
+                self._slots = bytearray(1 << 20)
             note_hashes(self._slots, tree_oid, keys, found)  # type: ignore[name-defined]  # noqa: F821  scheduler.pxd
         else:
             held = self._held.setdefault(tree_oid, {})

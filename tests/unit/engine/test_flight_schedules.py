@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from random import SystemRandom
 from typing import TYPE_CHECKING
 
@@ -62,6 +64,21 @@ def test_the_same_choices_are_the_same_schedule() -> None:
     second = core.Schedule.again(first.parts)
     second.run()
     assert (second.seen, second.parts) == (first.seen, first.parts)
+
+
+@pytest.mark.parametrize("name", [*KINDS])
+def test_a_schedule_that_ends_is_freed(name: str) -> None:
+    """Nothing of it refers to itself, so a run of hours needs no more memory, and seldom the collector."""
+    gc.disable()
+    try:
+        for seed in range(20):
+            case = KINDS[name].of(seed)
+            left = weakref.ref(case.seen)
+            case.run()
+            del case
+            assert left() is None, seed
+    finally:
+        gc.enable()
 
 
 def test_a_failing_schedule_is_made_shorter() -> None:
