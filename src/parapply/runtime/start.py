@@ -39,6 +39,8 @@ _MODULES: Final = (
     "runtime.sessions",
     "runtime.daemon",
 )
+#: Seconds at most until the target is asked before they are loaded: longer than a server takes that is near.
+_ASKING_S: Final = 0.02
 
 
 def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: bool, heal: Heal) -> int:
@@ -49,6 +51,8 @@ def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: b
 async def _run(config: Config, load: Callable[[], Config], until: Until, *, takeover: bool, heal: Heal) -> int:
     first = FirstSessions(config)
     try:
+        # The target plans its description of the tables for as long as the other modules are loaded.
+        await asyncio.wait({first.asking}, timeout=_ASKING_S)
         await load_modules(_MODULES)
         from parapply.runtime import daemon  # noqa: PLC0415  loaded by then
 
