@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -14,8 +15,11 @@ def run() -> int:
         # Ctrl-C while modules are imported ends the process at once, and without a traceback of them.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_standard_files()
+    # Modules make many objects and no garbage.
+    gc.disable()
     from parapply.cli.main import main  # noqa: PLC0415  as said
 
+    gc.enable()
     signal.signal(signal.SIGINT, interrupt)
     return main()
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PREFIX = "PARAPPLY_"
 #: Ends the name of a variable that names a file with the value, as services and containers get secrets.
 _FILE_SUFFIX: Final = "_file"
-_KEY = re.compile(r'[A-Za-z0-9_-]+(\.([A-Za-z0-9_-]+|"[^"]+"))+')
+_KEY = r'[A-Za-z0-9_-]+(\.([A-Za-z0-9_-]+|"[^"]+"))+'
 
 
 def read_file(path: Path | None, errors: list[str], option: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def read_overrides(overrides: Sequence[str], fields: Fields, errors: list[str]) 
     """Yield path and value of each ``section.key=value``; a table's name is quoted: ``apply.tables."s.t".parallel``."""
     for number, override in enumerate(overrides, start=1):
         key, equals, text = override.partition("=")
-        if not equals or not _KEY.fullmatch(key.strip()):
+        if not equals or not re.fullmatch(_KEY, key.strip()):
             # Do not repeat the text, because it may be a connection string.
             errors.append(f"--set (number {number}): must be section.key=value")
             continue

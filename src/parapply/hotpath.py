@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -70,7 +71,17 @@ def write_manifest(package: Path, reason: str) -> None:
 
 def extensions(package: Path) -> list[Path]:
     """Return the extension modules that this Python would load, also those that a build of before has left."""
-    return sorted(package.rglob(f"*{EXTENSION_SUFFIXES[0]}"))
+    # Not by `rglob`, which takes four times as long, in each start.
+    found: list[Path] = []
+    left = [str(package)]
+    while left:
+        with os.scandir(left.pop()) as entries:
+            for entry in entries:
+                if entry.name.endswith(EXTENSION_SUFFIXES[0]):
+                    found.append(Path(entry.path))
+                elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():
+                    left.append(entry.path)
+    return sorted(found)
 
 
 def why_not_compiled(package: Path) -> str:

@@ -29,12 +29,10 @@ _LISTS: Final = {
     "unix_socket_directories": False,
 }
 _SPACE: Final = r"[ \t\n\r\f\v]*"
-_LISTED: Final = re.compile(
+_LISTED: Final = (
     rf'{_SPACE}(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[^", \t\n\r\f\v][^, \t\n\r\f\v]*)){_SPACE}(?P<end>,|\Z)'
 )
-_QUOTED: Final = re.compile(
-    r"""(?P<escapes>\b[eE]'(?:[^'\\]|\\.|'')*')|(?P<text>'(?:[^']|'')*')|(?P<name>"(?:[^"]|"")*")""", re.DOTALL
-)
+_QUOTED: Final = r"""(?s)(?P<escapes>\b[eE]'(?:[^'\\]|\\.|'')*')|(?P<text>'(?:[^']|'')*')|(?P<name>"(?:[^"]|"")*")"""
 #: Largest number of a character for which four digits are enough.
 _LAST_SHORT: Final = 0xFFFF
 #: Signs that are no part of an option, unless a backslash is before them.
@@ -95,7 +93,7 @@ def copyable(statements: str) -> str:
 
     A character that does not print acts on a terminal, or is lost on the way; SQL also knows it by its number.
     """
-    return _QUOTED.sub(_by_number, statements)
+    return re.sub(_QUOTED, _by_number, statements)
 
 
 def _by_number(found: re.Match[str]) -> str:
@@ -151,9 +149,10 @@ def startup_option(name: str, value: str) -> str:
 
 
 def _listed(value: str, *, folds: bool) -> Iterator[str]:
+    listed = re.compile(_LISTED)
     position, is_over = 0, not value.strip(" \t\n\r\f\v")
     while not is_over:
-        found = _LISTED.match(value, position)
+        found = listed.match(value, position)
         if found is None:
             raise ValueError(f"no list of names: {value!r}")
         plain = found["plain"]

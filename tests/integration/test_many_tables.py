@@ -40,8 +40,8 @@ DO $$ BEGIN FOR i IN 1..{_N_TABLES} LOOP
 END LOOP; END $$
 """
 _NAMES = [("public", f"t{number}") for number in range(1, _N_TABLES + 1)]
-#: Names to OIDs, shapes and facts, for the first group and for the others.
-_AHEAD = 6
+#: The plan; names to OIDs, shapes and facts, for the first group and for the others.
+_AHEAD = 7
 
 
 class Queries:
@@ -121,6 +121,20 @@ async def test_first_announcements_of_known_tables_cost_no_query_each(
     assert set(tables.plans.known) == set(relations)
     assert queries.n_facts == 0
     assert queries.n_fingerprints <= 2
+
+
+async def test_the_question_is_planned_before_the_names_are_known(control_pool: ControlPool, queries: Queries) -> None:
+    """The target plans while the publisher is asked, and then describes a single table by one query more."""
+    asked: list[int] = []
+
+    async def names() -> list[tuple[str, str]]:
+        asked.append(queries.n_facts)
+        return _NAMES[:1]
+
+    ahead = CataloguePrefetch(control_pool, "replica", names)
+    assert await ahead.take(*_NAMES[0])
+    await ahead.close()
+    assert (asked, queries.n_facts) == ([1], 3), "the plan; then the name's OID and the facts"
 
 
 async def test_a_plan_by_another_ones_shape_is_the_tables_own(control_pool: ControlPool, target_db: Database) -> None:

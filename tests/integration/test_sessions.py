@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-import structlog
 from msgspec.structs import replace
 from psycopg import sql, waiting
 
@@ -24,6 +23,7 @@ from parapply.init import init
 from parapply.login import Login
 from parapply.model import Column, Relation
 from parapply.runtime import sessions as ends_module
+from parapply.runtime.first_sessions import FirstSessions
 from parapply.runtime.sessions import Connector
 from parapply.runtime.shares import share_of
 from parapply.runtime.tables import control_pool as control_pool_module
@@ -129,18 +129,36 @@ def check_nothing_is_open(source_db: Database, target_db: Database) -> None:
         database.wait_until(f"SELECT NOT EXISTS ({OURS})")
 
 
+@pytest.mark.parametrize("is_reloaded", [False, True])
+async def test_sessions_begun_with_the_process_serve_its_configuration(
+    config: Config, source_db: Database, target_db: Database, *, is_reloaded: bool
+) -> None:
+    """The first epoch takes them; where another configuration was read by then, they are closed and others opened."""
+    first = FirstSessions(config)
+    opener = Connector(config, share_of(config.apply), takeover=False, first=first)
+    if is_reloaded:
+        opener.use(replace(config), share_of(config.apply))
+    async with AsyncExitStack() as stack:
+        ends = await opener.open(stack)
+        mine = "SELECT count(*) FROM pg_stat_activity WHERE application_name = '{}'"
+        assert target_db.execute(mine.format(f"parapply leader {config.source.slot}")) == [(1,)]
+        assert source_db.execute(mine.format(f"parapply {config.source.slot}")) == [(1,)]
+        assert first.leading.cancelled() if is_reloaded else first.leading.result() is ends.control
+    check_nothing_is_open(source_db, target_db)
+
+
 async def test_a_server_of_a_newer_version_is_taken_and_said_to_be_untested(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version that no test has run with serves like the newest known one, and is reported once for each end."""
     monkeypatch.setattr(ends_module, "NEWEST_MAJOR", 1)
+    monkeypatch.setattr(logs, "_sink", logs._sink)
     stream = io.BytesIO()
     logs.configure("warning", "json", stream)
     opener = Connector(config, share_of(config.apply), takeover=False)
     for _ in range(2):
         async with AsyncExitStack() as stack:
             await opener.open(stack)
-    structlog.reset_defaults()
     told = [json.loads(line) for line in stream.getvalue().decode().splitlines() if "server_untested" in line]
     assert sorted(event["end"] for event in told) == ["source", "target"]
     assert all(event["hint"].startswith("the newest that parapply was tested with is 1;") for event in told)

@@ -197,20 +197,6 @@ def test_a_daemon_without_an_endpoint_loads_no_page() -> None:
     assert done.returncode == 0
 
 
-def test_an_epoch_is_loaded_in_small_steps_while_servers_are_awaited() -> None:
-    """Most of its modules come before its own, whose import would keep an answer waiting."""
-    script = (
-        "import asyncio, importlib, sys; from parapply.runtime import daemon\n"
-        "assert 'parapply.runtime.epoch' not in sys.modules\n"
-        "for name in daemon._EPOCH_MODULES[:-1]: importlib.import_module('parapply.' + name)\n"
-        "before = len(sys.modules); asyncio.run(daemon._load_epoch())\n"
-        "sys.exit('parapply.runtime.epoch' not in sys.modules or len(sys.modules) - before > 15)"
-    )
-    environ = {**os.environ, "PYTHONPATH": str(Path(parapply.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("group", ["workers=4", "apply.workers", "apply.workers='4"])
 def test_a_run_of_a_replay_takes_settings_only(group: str) -> None:
     """A group that is not of settings is named with its option, before anything is read."""

@@ -60,3 +60,19 @@ async def test_long_waits_end_together() -> None:
         assert end_s == int(end_s)
         assert before_s + seconds <= end_s <= asyncio.get_running_loop().time() + seconds + 1
     assert before_s + 4.9 <= tasks.beat_s(4.9) <= asyncio.get_running_loop().time() + 4.9
+
+
+async def test_answers_come_between_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tasks have a turn before each module that is not loaded yet."""
+    turns: list[str] = []
+
+    async def take_turns() -> None:
+        while True:
+            turns.append("turn")
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("importlib.import_module", turns.append)
+    other = asyncio.create_task(take_turns())
+    await tasks.load_modules(["tasks", "no_module", "none_either"])
+    await tasks.end_tasks([other])
+    assert turns == ["turn", "parapply.no_module", "turn", "parapply.none_either"]

@@ -34,6 +34,7 @@ from parapply.config_mapping import MappingConfig
 from parapply.errors import CaptureRefused, ConfigError, ParapplyError, TargetRefused
 from parapply.model import Until
 from parapply.runtime.daemon import Host, Leader, calm_garbage_collector
+from parapply.runtime.first_sessions import FirstSessions, Look
 from parapply.runtime.observe.systemd import Notifier
 from parapply.runtime.reload import Reloader
 from parapply.runtime.sessions import Connector
@@ -68,6 +69,20 @@ _ORIGINS = frozenset({"any", "none"})
 # taken as the stream announces it.
 
 
+class _CapturedFirst(FirstSessions):
+    def __init__(self, config: Config, facts: slot.SourceFacts, tables: Sequence[tuple[str, str]]) -> None:
+        self._facts = facts
+        self._tables = tables
+        super().__init__(config)
+
+    async def _look(self) -> Look:
+        conn = await slot.connect(self.config.target.login, application_name="parapply replay")
+        return await self._stack.enter_async_context(conn), self._facts
+
+    async def _published_tables(self) -> Sequence[tuple[str, str]]:
+        return self._tables
+
+
 class CapturedConnector(Connector):
     """Opens the same capture again and again."""
 
@@ -99,13 +114,8 @@ class CapturedConnector(Connector):
             slot=None,
         )  # fmt: skip
 
-    async def _look(self, stack: AsyncExitStack) -> tuple[slot.Connection, slot.SourceFacts]:
-        login = self._config.target.login
-        conn = await stack.enter_async_context(await slot.connect(login, application_name="parapply replay"))
-        return conn, self._facts()
-
-    async def _published_tables(self, looking: object) -> Sequence[tuple[str, str]]:  # noqa: ARG002  known already
-        return self._tables
+    def _begin_first(self) -> FirstSessions:
+        return _CapturedFirst(self._config, self._facts(), self._tables)
 
     async def _adopt(self, source: slot.Connection, control: settings.Connection) -> state.SlotState:  # noqa: ARG002
         schema, facts = self._config.target.state_schema, self._facts()

@@ -232,9 +232,9 @@ def run(*, until: Until | None, takeover: bool, **options: Any) -> int:
         from parapply.runtime import fleet  # noqa: PLC0415
 
         return fleet.run(found, load_again, until or Until(), takeover=takeover, heal=_heal_lost)
-    from parapply.runtime import daemon  # noqa: PLC0415
+    from parapply.runtime import start  # noqa: PLC0415
 
-    return daemon.run(
+    return start.run(
         found, lambda: one_of(load_again(), options["database"]), until or Until(), takeover=takeover, heal=_heal_lost
     )
 

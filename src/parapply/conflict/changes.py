@@ -26,7 +26,7 @@ _VALUE_CHARACTERS = 16 * 1024 * 1024
 #: Mark in the history's key of a TRUNCATE that restarted the sequences of the tables.
 RESTARTS_IDENTITY = "restart_identity"
 _NAME = r'("(?:[^"]|"")*"|[^".,]+)'
-_LISTED = re.compile(rf"{_NAME}\.{_NAME}(?:, |\Z)")
+_LISTED = rf"{_NAME}\.{_NAME}(?:, |\Z)"
 
 
 def key_of_truncate(step: TruncateStep) -> dict[str, str | None]:
@@ -37,7 +37,7 @@ def key_of_truncate(step: TruncateStep) -> dict[str, str | None]:
 
 def listed_tables(key: Mapping[str, str | None]) -> list[tuple[str, str]]:
     """Return the publisher's tables, schema and name, from what `key_of_truncate` returned."""
-    return [(_plain(schema), _plain(name)) for schema, name in _LISTED.findall(key.get("tables") or "")]
+    return [(_plain(schema), _plain(name)) for schema, name in re.findall(_LISTED, key.get("tables") or "")]
 
 
 def _listed(part: str) -> str:

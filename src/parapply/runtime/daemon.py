@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import os
 import time
 from contextlib import AsyncExitStack
@@ -44,7 +43,7 @@ from parapply.runtime.sessions import Connector, log_wait
 from parapply.runtime.shares import share_of
 from parapply.runtime.signals import Signals
 from parapply.source.waits import PublisherWaits
-from parapply.tasks import end_tasks, sleep_to_beat
+from parapply.tasks import end_tasks, load_modules, sleep_to_beat
 from parapply.vocabulary import DaemonState
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from parapply.engine.shares import Share
     from parapply.login import Login
     from parapply.model import Until
+    from parapply.runtime.first_sessions import FirstSessions
     from parapply.runtime.observe.http import Endpoint
     from parapply.spill import SpillRoom
 
@@ -109,7 +109,9 @@ _EPOCH_MODULES = (
 _FAREWELL_S = 1.0
 
 
-def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: bool, heal: Heal) -> int:
+async def run(  # noqa: PLR0913  as the command line has them
+    config: Config, load: Callable[[], Config], until: Until, *, takeover: bool, heal: Heal, first: FirstSessions
+) -> int:
     """Run until stopped.
 
     SIGTERM and SIGINT drain, a second one aborts. Both leave the target consistent: uncommitted changes are rolled
@@ -121,6 +123,7 @@ def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: b
         until: where to end.
         takeover: end another daemon's sessions on the target.
         heal: for source.on_lost_slot = "heal".
+        first: of this configuration, closed by the caller.
 
     Returns:
         0, or the exit code of an error that no retry helps, if the log is for programs and so has it already.
@@ -130,19 +133,17 @@ def run(config: Config, load: Callable[[], Config], until: Until, *, takeover: b
     """
     logs.configure(config.log.level, config.log.format)
     calm_garbage_collector()
+    reloader = Reloader(config, load)
+    connector = partial(Connector, takeover=takeover, first=first)
+    host = Host(Signals(), Notifier(), connector=connector, heal=heal)
+    host.signals.listen(stopping=lambda: host.notifier.stopping("draining"), reload=reloader.reload)
     try:
-        return asyncio.run(_alone(Reloader(config, load), until, takeover=takeover, heal=heal))
+        return await Leader(reloader, until, host, takeover=takeover).run()
     except ParapplyError as error:
         if config.log.format == "console":
             raise
         # It is the log's last line. A copy in words is none that a reader of the format could parse.
         return error.exit_code
-
-
-async def _alone(reloader: Reloader, until: Until, *, takeover: bool, heal: Heal) -> int:
-    host = Host(Signals(), Notifier(), heal=heal)
-    host.signals.listen(stopping=lambda: host.notifier.stopping("draining"), reload=reloader.reload)
-    return await Leader(reloader, until, host, takeover=takeover).run()
 
 
 def calm_garbage_collector() -> None:
@@ -155,13 +156,6 @@ def calm_garbage_collector() -> None:
     gc.freeze()
     gc.set_threshold(_GC_ALLOCATIONS)
     gc.enable()
-
-
-async def _load_epoch() -> None:
-    """Import an epoch's modules one after the other while both servers are awaited, whose answers come in between."""
-    for name in _EPOCH_MODULES:
-        importlib.import_module(f"parapply.{name}")
-        await asyncio.sleep(0)
 
 
 def _log_waiting(one: BlockedSession) -> None:
@@ -398,13 +392,13 @@ class Leader:
     async def _epoch(self, applylog_writer: ApplyLogWriter | None) -> str:
         self._is_epoch_shown = False
         async with AsyncExitStack() as stack:
-            loading = asyncio.create_task(_load_epoch(), name="modules")
+            loading = asyncio.create_task(load_modules(_EPOCH_MODULES), name="modules")
             stack.push_async_callback(end_tasks, [loading])
             ends = await self._unless_ended(self._opener.open(stack))
             if ends is None:
                 return self._signals.why
             await loading
-            from parapply.runtime.epoch import Epoch  # noqa: PLC0415  imported by then
+            from parapply.runtime.epoch import Epoch  # noqa: PLC0415  loaded by then
 
             self._has_served = True
             epoch = Epoch(

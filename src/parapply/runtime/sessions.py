@@ -26,6 +26,7 @@ from parapply.conflict.policies import Rules
 from parapply.errors import ParapplyError, SlotBusy, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
+from parapply.runtime.first_sessions import FirstSessions
 from parapply.runtime.tables.control_pool import ControlPool
 from parapply.runtime.tables.prefetch import CataloguePrefetch
 from parapply.runtime.worker_sessions import WorkerSessions
@@ -56,7 +57,6 @@ _LOCKED_PART = 1.25
 _RELAXED_PARTS = 4
 _LOCAL_CHANGES = "changes applied here look like local ones to every subscriber of this server"
 
-_Look: TypeAlias = "tuple[slot.Connection, slot.SourceFacts]"
 _T = TypeVar("_T")
 AskPosition: TypeAlias = "Callable[[], Awaitable[slot.SourcePosition]]"
 
@@ -91,11 +91,12 @@ class Sessions(msgspec.Struct, frozen=True):
 class Connector:
     """Opens both ends again and again. Remembers its sessions on the target, to end any that a broken network left."""
 
-    def __init__(self, config: Config, share: Share, *, takeover: bool) -> None:
-        """Open nothing yet; `takeover` holds for the first time only."""
+    def __init__(self, config: Config, share: Share, *, takeover: bool, first: FirstSessions | None = None) -> None:
+        """Open nothing yet; `takeover` and `first`, which are open or being opened, hold for the first time only."""
         self._config = config
         self._share = share
         self._takeover = takeover
+        self._first = first
         self._own_pids: list[int] = []
         #: The target knew the slot, or was given its state. One that no longer does is never adopted.
         self._has_state = False
@@ -145,13 +146,10 @@ class Connector:
             TargetRefused, TargetLost, LeaseHeld: the same for the target.
         """
         async with _beginning() as begin:
-            looking = begin(self._look(stack))
-            answers = asyncio.Event()
+            first = await self._open_first(stack)
             # The control pool before the workers: it also serves where connections are scarce and workers fewer.
-            (control, slot_id), (control_pool, ahead) = await _together(
-                self._own(stack, looking, answers), self._control_pool(stack, looking, answers)
-            )
-            source, first_look = await looking
+            (control, slot_id), (control_pool, ahead) = await _together(self._own(first), first.asking)
+            source, first_look = await first.looking
             # Open them only after the fence, because until then the sessions of an earlier daemon may be all that the
             # servers can give.
             server = await settings.target_settings(control)
@@ -271,24 +269,26 @@ class Connector:
             self._is_told_of_origins = True
             self._log.warning("origin_missing", error=problem.text, hint=f"{_LOCAL_CHANGES}; {problem.hint}")
 
-    async def _look(self, stack: AsyncExitStack) -> tuple[slot.Connection, slot.SourceFacts]:
-        """Open the plain session on the publisher and query it for the first time."""
-        source = self._config.source
-        conn = await stack.enter_async_context(
-            await slot.connect(source.login, application_name=f"parapply {source.slot}")
-        )
-        return conn, await slot.inspect(conn, source.slot)
+    async def _open_first(self, stack: AsyncExitStack) -> FirstSessions:
+        """Return the first sessions, which the stack closes; the process may have begun to open them."""
+        first, self._first = self._first, None
+        if first is not None and first.config is not self._config:
+            await first.close()
+            first = None
+        first = first or self._begin_first()
+        stack.push_async_callback(first.close)
+        return first
 
-    async def _own(
-        self, stack: AsyncExitStack, looking: asyncio.Task[_Look], answers: asyncio.Event
-    ) -> tuple[settings.Connection, int]:
+    def _begin_first(self) -> FirstSessions:
+        return FirstSessions(self._config)
+
+    async def _own(self, first: FirstSessions) -> tuple[settings.Connection, int]:
         """Take the lease of the slot and wait for the fence; return the session that holds it, and the slot's id."""
         config = self._config
-        control = await stack.enter_async_context(await connect.open_target(config, "leader"))
-        answers.set()
+        control = await first.leading
         await self._end_own(control)
         async with connect.state_schema(control, config.target.state_schema):
-            source, facts = await looking
+            source, facts = await first.looking
             # Before the slot is adopted, because a cut-over refuses a way back that is applied already.
             await connect.check_back(config, source, facts)
             found = await state.load(control, config.target.state_schema, config.source.slot, facts.system_identifier)
@@ -327,26 +327,6 @@ class Connector:
         stream: SlotStream,  # noqa: ARG002  of a capture, which has no other source
     ) -> AskPosition:
         return lambda: slot.position(source)
-
-    async def _control_pool(
-        self, stack: AsyncExitStack, looking: asyncio.Task[_Look], answers: asyncio.Event
-    ) -> tuple[ControlPool, CataloguePrefetch]:
-        # A pool that waits for a silent network takes seconds to close: no signal shall wait for that (F38).
-        await answers.wait()
-        target, slot_name = self._config.target, self._config.source.slot
-        control_pool = ControlPool(target.login, target.session_replication_role, f"parapply control pool {slot_name}")
-        await stack.enter_async_context(control_pool)
-        ahead = CataloguePrefetch(
-            control_pool, target.session_replication_role, lambda: self._published_tables(looking)
-        )
-        stack.push_async_callback(ahead.close)
-        return control_pool, ahead
-
-    async def _published_tables(self, looking: asyncio.Task[_Look]) -> Sequence[tuple[str, str]]:
-        # Shielded, because giving up the prefetch must not cancel the query itself.
-        source, _ = await asyncio.shield(looking)
-        names = await slot.tables_to_expect(source, self._config.source.publications)
-        return [self._config.mapping.target_of(name) for name in names]
 
     async def _recover(
         self, control: settings.Connection, source: slot.Connection, first_look: slot.SourceFacts, slot_id: int

@@ -57,19 +57,16 @@ class QueuedCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 #: As `source/ddl_queue.py` has them for the publisher, which refuses others.
 _NAME: Final = r'(?:"(?:[^"]|"")+"|[^\W\d][\w$]*)'
-_CREATE: Final = re.compile(
-    rf"\s*create\s+(?:unique\s+)?index\s+concurrently\s+(?:if\s+not\s+exists\s+)?({_NAME})\s+on\s+(?:only\s+)?"
-    rf"({_NAME}(?:\s*\.\s*{_NAME})?)",
-    re.IGNORECASE,
+_CREATE: Final = (
+    rf"(?i)\s*create\s+(?:unique\s+)?index\s+concurrently\s+(?:if\s+not\s+exists\s+)?({_NAME})\s+on\s+(?:only\s+)?"
+    rf"({_NAME}(?:\s*\.\s*{_NAME})?)"
 )
-_DROP: Final = re.compile(
-    rf"\s*drop\s+index\s+concurrently\s+(?:if\s+exists\s+)?({_NAME}(?:\s*\.\s*{_NAME})?)", re.IGNORECASE
-)
+_DROP: Final = rf"(?i)\s*drop\s+index\s+concurrently\s+(?:if\s+exists\s+)?({_NAME}(?:\s*\.\s*{_NAME})?)"
 
 
 def is_create_index(command: str) -> bool:
     """Return whether a command that is run later makes an index; else it drops one."""
-    return _CREATE.match(command) is not None
+    return re.match(_CREATE, command) is not None
 
 
 def later_index(command: str) -> tuple[str, str]:
@@ -77,9 +74,9 @@ def later_index(command: str) -> tuple[str, str]:
 
     The table's is empty where an index is dropped; both are where the command is none that the publisher records.
     """
-    if found := _CREATE.match(command):
+    if found := re.match(_CREATE, command):
         return found[1], found[2]
-    found = _DROP.match(command)
+    found = re.match(_DROP, command)
     return (found[1] if found else ""), ""
 
 

@@ -70,7 +70,7 @@ class CataloguePrefetch:
     def __init__(
         self, control_pool: ControlPool, role: str, names: Callable[[], Awaitable[Sequence[tuple[str, str]]]]
     ) -> None:
-        """Begin to read; without names the catalogue is read once for nothing, which fills the session's caches.
+        """Begin to read; without names the question is planned for nothing, which fills the session's caches.
 
         Args:
             control_pool: sessions on the target; open.
@@ -180,13 +180,14 @@ class CataloguePrefetch:
 
     async def _read(self, names: Callable[[], Awaitable[Sequence[tuple[str, str]]]]) -> None:
         try:
+            # While the names are asked for.
+            async with self._control_pool.session() as conn:
+                await facts.make_plan(conn, role=self._role)
             published = await names()
             self._order = list(dict.fromkeys(published[:_MOST_TABLES]))
             self._places = {table: place for place, table in enumerate(self._order)}
             self._queue = set(self._order)
             if not self._queue:
-                async with self._control_pool.session() as conn:
-                    await facts.load_many(conn, [("pg_catalog", "pg_class")], role=self._role)
                 return
             await self._read_group(self._next(_FIRST_GROUP))
             if len(self._queue) >= _MANY:

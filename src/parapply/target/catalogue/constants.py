@@ -28,9 +28,9 @@ _BOOL, _TEXT, _VARCHAR, _UUID = 16, 25, 1043, 2950
 _LENGTH_OFFSET: Final = 4
 #: Texts of which a value of the type has only this one, so that equal values are equal texts.
 _FORMS: Final = {
-    _BOOL: (re.compile("true|false"), "true or false"),
-    _UUID: (re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "as PostgreSQL prints a uuid"),
-    **dict.fromkeys(_INTEGERS, (re.compile("0|-?[1-9][0-9]*"), "an integer")),
+    _BOOL: ("true|false", "true or false"),
+    _UUID: ("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "as PostgreSQL prints a uuid"),
+    **dict.fromkeys(_INTEGERS, ("0|-?[1-9][0-9]*", "an integer")),
 }
 #: Above every OID.
 _OWN: Final = 1 << 63
@@ -108,7 +108,9 @@ def _why_not(column: ColumnFacts, text: str) -> str:
     if column.equality is not Equality.BYTES:
         return "takes different texts for equal ones"
     form, noun = _FORMS.get(kind, (None, ""))
-    return f"takes {noun}, and the constant is none" if form and not form.fullmatch(text) else _too_large(column, text)
+    return (
+        f"takes {noun}, and the constant is none" if form and not re.fullmatch(form, text) else _too_large(column, text)
+    )
 
 
 def _too_large(column: ColumnFacts, text: str) -> str:

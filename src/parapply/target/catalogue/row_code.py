@@ -44,14 +44,13 @@ _WORDS: Final = frozenset({
 _BEFORE_PARENTHESIS: Final = _WORDS - {"end", "false", "null", "tg_op", "true"}
 
 #: In the order in which PostgreSQL's scanner decides. Text that none of them matches refuses the body.
-_TOKENS: Final = re.compile(
-    r"(?P<space>[ \t\r\n\f]+|--[^\r\n]*)"
+_TOKENS: Final = (
+    r"(?ia)(?P<space>[ \t\r\n\f]+|--[^\r\n]*)"
     r"|(?P<column>(?P<record>new|old)\.(?P<name>[a-z_][a-z0-9_]*|\"(?:[^\"]|\"\")+\")(?![\w$.\"]))"
     r"|(?P<word>[a-z_][a-z0-9_]*(?![\w$.\"']))"
     r"|(?P<number>[0-9]+(?:\.[0-9]+)?(?![\w$.]))"
     r"|(?P<text>'(?:[^'\\]|'')*'(?!'))"
-    r"|(?P<sign>:=|[-+*/<>=~!@#%^&|`?]+|[();,])",
-    re.IGNORECASE | re.ASCII,
+    r"|(?P<sign>:=|[-+*/<>=~!@#%^&|`?]+|[();,])"
 )
 
 _Token = tuple[str, str]
@@ -87,9 +86,9 @@ def row_trigger(name: str, version: str, body: str, *, fires_on_all: bool) -> Ro
 
 def _tokens(body: str) -> list[_Token]:
     found: list[_Token] = []
-    at = 0
+    at, tokens = 0, re.compile(_TOKENS)
     while at < len(body):
-        token = _TOKENS.match(body, at)
+        token = tokens.match(body, at)
         if token is None:
             raise _NotPlainError
         at = token.end()

@@ -22,7 +22,7 @@ from parapply.errors import ConfigError, TargetLost, TargetRefused
 from parapply.quoting import literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from parapply.login import Login
 
@@ -342,8 +342,12 @@ async def open_session(login: Login, application_name: str, *, kind: Kind = "con
     return await Session.connect(text, command=login.command, autocommit=True)
 
 
-async def connect_control(login: Login, *, role: str, application_name: str) -> Connection:
+async def connect_control(
+    login: Login, *, role: str, application_name: str, on_open: Callable[[], object] | None = None
+) -> Connection:
     """Open a control session: autocommit, every setting pinned, checked to be direct and writable.
+
+    `on_open` is called once the server has answered.
 
     Raises:
         TargetLost: no connection.
@@ -351,6 +355,8 @@ async def connect_control(login: Login, *, role: str, application_name: str) -> 
     """
     with target_errors("connecting"):
         conn = await open_session(login, application_name)
+    if on_open is not None:
+        on_open()
     try:
         await pin_session(conn, kind="control", role=role, synchronous_commit="on")
         await check_direct(conn)
