@@ -73,7 +73,7 @@ def extensions(package: Path) -> list[Path]:
     """Return the extension modules that this Python would load, also those that a build of before has left."""
     # Not by `rglob`, which takes four times as long, in each start.
     found: list[Path] = []
-    left = [str(package)]
+    left = [str(package)] if package.is_dir() else []  # it may be in a zip file
     while left:
         with os.scandir(left.pop()) as entries:
             for entry in entries:

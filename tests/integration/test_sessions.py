@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+import structlog
 from msgspec.structs import replace
 from psycopg import sql, waiting
 
@@ -152,13 +153,13 @@ async def test_a_server_of_a_newer_version_is_taken_and_said_to_be_untested(
 ) -> None:
     """A version that no test has run with serves like the newest known one, and is reported once for each end."""
     monkeypatch.setattr(ends_module, "NEWEST_MAJOR", 1)
-    monkeypatch.setattr(logs, "_sink", logs._sink)
     stream = io.BytesIO()
     logs.configure("warning", "json", stream)
     opener = Connector(config, share_of(config.apply), takeover=False)
     for _ in range(2):
         async with AsyncExitStack() as stack:
             await opener.open(stack)
+    structlog.reset_defaults()
     told = [json.loads(line) for line in stream.getvalue().decode().splitlines() if "server_untested" in line]
     assert sorted(event["end"] for event in told) == ["source", "target"]
     assert all(event["hint"].startswith("the newest that parapply was tested with is 1;") for event in told)
