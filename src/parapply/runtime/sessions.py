@@ -369,7 +369,7 @@ class Connector:
         login = config.source.login
         known = await connect.known_position(control, config.target.state_schema, found)
         facts = await refusals.check(source, facts, login, name, known, two_phase=config.source.two_phase)
-        facts = await failover.ensure(login, facts, name, config.source.failover)
+        facts = await failover.ensure(config.source, facts)
         if config.source.failover == "auto" and not self._is_failover_told and (why := failover.unprotected(facts)):
             self._is_failover_told = True
             self._log.warning("failover_unprotected", slot=name, reason=why)

@@ -592,7 +592,7 @@ async def test_what_a_stream_has_announced_before_others_is_in_force_for_it_alon
 async def test_a_streamed_transaction_without_a_change_leaves_no_record() -> None:
     """The publisher sends its end only because it was streamed: looked for later (F14) it would seem to be lost.
 
-    One that was prepared has its end sent in any case. What either has announced is in force.
+    One that was prepared has its end sent in any case. The relations of either are in force.
     """
     lab = _Lab()
     lab.tables.plans.current.clear()
