@@ -29,6 +29,8 @@ from parapply.target.state import slots as state
 from parapply.vocabulary import DaemonState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from parapply.config import Config, SourceConfig
 
 #: Seconds for the publisher to notice that the stream was closed, and for the target to end the leader's session.
@@ -68,13 +70,14 @@ async def look(conn: slot.Connection, slot_name: str) -> tuple[slot.SlotFacts | 
     return await slot.read_slot(conn, slot_name), flush_lsn
 
 
-async def give_up(config: Config) -> SlotGone | None:
+async def give_up(config: Config, is_asked: Callable[[], bool] = lambda: True) -> SlotGone | None:
     """Drop the slot if it still keeps more WAL than the limit, and return the error that says what is lost.
 
-    The caller has closed its sessions, and holds no lock of the slot.
+    The caller has closed its sessions, and holds no lock of the slot. It is asked once more at the end, because the
+    sessions of before may be awaited for long.
 
     Returns:
-        None: it keeps less by now, or is not the slot that the target follows; it stays.
+        None: it keeps less by now, is not the slot that the target follows, or is not to be dropped; it stays.
 
     Raises:
         LeaseHeld: a daemon applies the slot.
@@ -96,7 +99,7 @@ async def give_up(config: Config) -> SlotGone | None:
         kept_bytes = limit.exceeded_bytes(facts.slot, facts.flush_lsn)
         if found is None or facts.slot is None or kept_bytes is None:
             return None
-        if (facts.slot.confirmed_flush_lsn or 0) > found.low_lsn:
+        if (facts.slot.confirmed_flush_lsn or 0) > found.low_lsn or not is_asked():
             return None
         await slot.drop_slot(ends.source, name)
         lost = SlotGone(

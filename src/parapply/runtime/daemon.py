@@ -312,7 +312,7 @@ class Leader:
     async def _given_up(self, reached: WalLimitReached) -> ParapplyError:
         """Drop the slot if it still keeps too much WAL, and return the error to act on; all sessions are closed."""
         try:
-            lost = await retention.give_up(self._config)
+            lost = await retention.give_up(self._config, lambda: self._reloader.config is self._config)
         except ParapplyError as error:
             return error
         if lost is None:
