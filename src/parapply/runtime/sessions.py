@@ -162,6 +162,10 @@ class Connector:
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
             known = await copies.load(control, self._config.target.state_schema, slot_id)
+            if {*found.publications} != {*self._config.source.publications}:
+                # Before the stream passes changes of a table that no longer comes, and the new list is kept.
+                continuity.tell(await continuity.look(source, control, self._config, slot_id, known))
+                known = await copies.load(control, self._config.target.state_schema, slot_id)
             taken = await sharing.claim(source, control, self._config, slot_id, is_daemon=True)
             known = await continuity.leave_out(source, control, self._config, slot_id, known)
             await continuity.drop_marks(source, control, self._config, slot_id, known)
