@@ -90,7 +90,7 @@ EVENTS: Final = {
     "memory_limit_reached": "warning: reading paused until batches are done",
     "config_reloaded": "info: by SIGHUP: the keys that hold from now on; none if nothing has changed",
     "config_needs_restart": "warning: keys that have changed and that only a restart makes hold",
-    "config_refused": "error: what was read by SIGHUP is wrong; the configuration in force stays",
+    "config_refused": "error: what was read by SIGHUP is wrong: what is in force stays, or it is tried again",
     "tasks": "info: asked for by SIGUSR1: the calls that each task is inside",
     "drain_started": "info: no new batches; those in hand are finished",
     "drain_aborted": "warning: a second signal, or the time limit",
