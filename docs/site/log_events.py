@@ -51,6 +51,7 @@ EVENTS: Final = {
     "conflict_stopped": "warning: a change met other rows, and its policy is to stop; told once for each run",
     "transaction_skipped": "warning: recorded as done without being applied, as an operator asked for",
     "setting_without_table": "warning: a section of the configuration names a table that is not published",
+    "origin_gap": "warning: source.origin was none; rows replicated to the publisher until now never come",
     "origin_missing": "warning: workers write without a replication origin; what that means is in the hint",
     "batch_retried": "warning: rolled back, to be repeated at the head: whole, then in halves, then row by row",
     "batch_split": "info: a repeated batch was applied in parts, n_in_order of its transactions row by row",

@@ -54,6 +54,8 @@ _COMMANDS_WAIT_S = 2.0
 _LOCKED_PART = 1.25
 #: Parts of that for one batch in relaxed order, where any number of them may be in flight: see `Flight`.
 _RELAXED_PARTS = 4
+#: Shown from then on, until a heal has compared every table.
+LACKS_ORIGINS = "source.origin was none: rows that were replicated to the publisher then are missing"
 _LOCAL_CHANGES = "changes applied here look like local ones to every subscriber of this server"
 
 _Look: TypeAlias = "tuple[slot.Connection, slot.SourceFacts]"
@@ -101,6 +103,7 @@ class Connector:
         self._has_state = False
         self._rules = Rules(config.conflict)
         self._is_told_of_origins = False
+        self._is_told_of_lacking = False
         self._is_failover_told = False
         #: Sections of the configuration that were logged as naming no published table.
         self._without_table: set[str] = set()
@@ -189,6 +192,7 @@ class Connector:
         if self._proved_us and self._proved_us != found.source_started_us:
             await heals.note_source(control, self._config.target.state_schema, slot_id, self._proved_us)
         self._check_origins([session for _, session in sessions])
+        self._tell_lacking(found)
         await self._tell_without_table(source)
         self._tell_newer(source=source_facts.server_version_num, target=control.info.server_version)
         self._log.info("target_connected", low_lsn=format_lsn(found.low_lsn), workers=len(sessions))
@@ -280,6 +284,13 @@ class Connector:
         if not self._is_told_of_origins:
             self._is_told_of_origins = True
             self._log.warning("origin_missing", error=problem.text, hint=f"{_LOCAL_CHANGES}; {problem.hint}")
+
+    def _tell_lacking(self, found: state.SlotState) -> None:
+        """Log once that rows were left out which come now: the stream has passed them, and nothing sends them again."""
+        if found.lacks_origins and self._config.source.origin == "any" and not self._is_told_of_lacking:
+            self._is_told_of_lacking = True
+            hint = "`parapply verify` says which tables differ; `parapply refresh --table ... --truncate` copies one"
+            self._log.warning("origin_gap", slot=found.slot_name, reason=LACKS_ORIGINS, hint=hint)
 
     async def _look(self, stack: AsyncExitStack) -> tuple[slot.Connection, slot.SourceFacts]:
         """Open the plain session on the publisher and query it for the first time."""
@@ -427,6 +438,7 @@ class Connector:
             pid=os.getpid(),
             version=__version__,
             two_phase="enabled" if two_phase else "pending" if config.source.two_phase else "disabled",
+            lacks_origins=config.source.origin == "none",
         )
         await state.write_daemon(control, config.target.state_schema, slot_id, row)
 

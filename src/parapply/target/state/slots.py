@@ -98,6 +98,7 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     confirmed_flush_lsn: int = 0  # reported to the publisher; the watermark may be reported since
     copied_lsn: int = 0  # of the publisher's latest snapshot from which a table was copied, or is; 0: no copy
     publications: tuple[str, ...] = ()  # that the stream was last asked for
+    lacks_origins: bool = False  # rows that were replicated to the publisher were once left out
     source_started_us: int | None = None  # of the publisher that was last known to have all, since 1970-01-01 UTC
 
     @property
@@ -190,8 +191,8 @@ async def load(conn: Connection, schema: str, slot_name: str, system_identifier:
         " batch.members::text[], batch.low_lsn, confirmed_flush_lsn, last_commit_time IS NOT NULL,"
         " (extract(epoch FROM batch.commit_time) * 1000000)::bigint, begin_lsn,"
         " (SELECT pg_catalog.max(start_lsn) FROM {s}.copies AS c WHERE c.slot_id = slots.slot_id"
-        " AND c.state <> 'waiting'), (extract(epoch FROM source_started_at) * 1000000)::bigint, publications"
-        " FROM {s}.slots"
+        " AND c.state <> 'waiting'), (extract(epoch FROM source_started_at) * 1000000)::bigint, publications,"
+        " lacks_origins FROM {s}.slots"
         " LEFT JOIN {s}.applied AS batch USING (slot_id) WHERE slot_name = $1 ORDER BY batch.end_lsn"
     )
     found = await state_rows(conn, schema, "reading the state", query, [slot_name])
@@ -272,6 +273,7 @@ def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:
         copied_lsn=parse_lsn(found[0][12] or "0/0"),
         source_started_us=found[0][13],
         publications=tuple(found[0][14]),
+        lacks_origins=found[0][15],
     )
 
 
