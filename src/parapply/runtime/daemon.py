@@ -449,9 +449,10 @@ class Leader:
                 # No server was asked; the text may quote the command, with whatever words.
                 is_refusal = False
             return self._has_served or not is_refusal or any(words in text for words in _LATER)
-        if self._is_untried and isinstance(error, ConfigError | TargetRefused | SourceRefused):
-            # A reload never ends the service. Another state of slot or target is no fault of the configuration.
-            return not isinstance(error, SlotLost | StateGone)
+        is_refused = isinstance(error, ConfigError | TargetRefused | SourceRefused)
+        if self._is_untried and is_refused and not isinstance(error, SlotLost | StateGone):
+            # A reload never ends the service, unless slot or state are lost.
+            return True
         is_data = isinstance(error, ApplyFailed | TargetRefused | SourceRefused) and self._has_served
         return is_data and not isinstance(error, SourceRefused) and self._config.apply.on_error == "retry"
 
