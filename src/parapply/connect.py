@@ -324,9 +324,9 @@ async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> s
         await refusals.check_undecided(ends.source, facts)
     await slot.check_publications(ends.source, config.source.publications)
     await _check_names(config, ends.source)
+    await failover.ensure(config.source, facts)
     start_lsn = (facts.slot.confirmed_flush_lsn if facts.slot else None) or 0
     await state.create(ends.target, schema, new_slot(config, facts, start_lsn))
-    await failover.ensure(config.source.login, facts, name, config.source.failover)
     found = await state.load(ends.target, schema, name, facts.system_identifier)
     if found is None:
         raise TargetRefused(f"the state of slot {name!r} vanished while it was made", hint="run one init at a time")

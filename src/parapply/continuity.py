@@ -12,6 +12,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import sharing
+from parapply.logs import get_logger
 from parapply.source import late_tables, publishing, slot
 from parapply.target.session import settings
 from parapply.target.state import copies
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from parapply.source.slot import Connection
     from parapply.target.state.copies import Copies, CopyRow
 
+#: Tables named in one warning.
+_MOST_NAMES = 5
 #: Said of publications that were altered and altered back.
 ALTERED = "a publication was altered, and is as it was at the last look; what it did not publish in between is missing"
 ALTERED_HINT = "`parapply verify` says which tables differ; `parapply refresh --table ... --truncate` copies one again"
@@ -78,6 +81,13 @@ async def look(  # noqa: PLR0913  both ends, and what is known
         await copies.note_gap(target, config.target.state_schema, slot_id, gap_lsn, seen)
     await copies.note_published(target, config.target.state_schema, slot_id, changes)
     return Found(bool(changes), altered)
+
+
+def tell(found: Found) -> None:
+    """Log which tables' publication was altered and altered back."""
+    if found.altered:
+        names = ", ".join(sorted([".".join(name) for name in found.altered])[:_MOST_NAMES])
+        get_logger().warning("publication_altered", relation=names, reason=ALTERED, hint=ALTERED_HINT)
 
 
 async def leave_out(

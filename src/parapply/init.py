@@ -115,7 +115,7 @@ async def _init(
             login, two_phase = config.source.login, config.source.two_phase
             position = await connect.known_position(ends.target, config.target.state_schema, found)
             facts = await refusals.check(ends.source, facts, login, name, position, two_phase=two_phase)
-            is_made = (await failover.ensure(login, facts, name, config.source.failover)) is not facts
+            is_made = (await failover.ensure(config.source, facts)) is not facts
             _tell_failover(config, facts)
             if copy is not None:
                 if await copying.go_on(config, copy, ends, found):

@@ -70,13 +70,16 @@ async def look(conn: slot.Connection, slot_name: str) -> tuple[slot.SlotFacts | 
     return await slot.read_slot(conn, slot_name), flush_lsn
 
 
-async def give_up(config: Config, on_wait: Callable[[Sequence[lease.Holder]], None]) -> SlotGone | None:
+async def give_up(
+    config: Config, on_wait: Callable[[Sequence[lease.Holder]], None], is_asked: Callable[[], bool] = lambda: True
+) -> SlotGone | None:
     """Drop the slot if it still keeps more WAL than the limit, and return the error that says what is lost.
 
-    The caller has closed its sessions, and holds no lock of the slot; `on_wait` gets the sessions that are waited for.
+    The caller has closed its sessions, and holds no lock of the slot. `on_wait` gets the sessions that are waited for,
+    which may take long: `is_asked` is called once more at the end.
 
     Returns:
-        None: it keeps less by now, or is not the slot that the target follows; it stays.
+        None: it keeps less by now, is not the slot that the target follows, or is not to be dropped; it stays.
 
     Raises:
         LeaseHeld: a daemon applies the slot.
@@ -98,7 +101,7 @@ async def give_up(config: Config, on_wait: Callable[[Sequence[lease.Holder]], No
         kept_bytes = limit.exceeded_bytes(facts.slot, facts.flush_lsn)
         if found is None or facts.slot is None or kept_bytes is None:
             return None
-        if (facts.slot.confirmed_flush_lsn or 0) > found.low_lsn:
+        if (facts.slot.confirmed_flush_lsn or 0) > found.low_lsn or not is_asked():
             return None
         await slot.drop_slot(ends.source, name)
         lost = SlotGone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
@@ -12,11 +13,13 @@ from psycopg import sql
 
 from parapply import connect
 from parapply.config import load_config
-from parapply.errors import SlotBusy, SourceLost, SourceRefused
+from parapply.errors import SlotBusy, SlotLost, SourceLost, SourceRefused
 from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
 from parapply.source import history, options, refusals, slot
 from parapply.target.state.slots import SlotState
+from tests.fixtures.plain import lsn_of
+from tests.fixtures.two_phase import decide, write_prepared
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -245,6 +248,45 @@ def test_the_history_is_asked_with_the_slot_as_it_is_then(source_db: Database) -
         return await connect.check_history(config, conn, facts.server_version_num, found)
 
     assert on_source(source_db.dsn, look) == ""
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_a_late_prepared_transaction_above_the_watermark_is_no_other_history(source_db: Database) -> None:
+    """Prepared before the slot had two_phase, it comes again with its commit (T-58), and has no record before that."""
+    name = new_name()
+    source_db.execute("CREATE TABLE t (i int); CREATE PUBLICATION p FOR TABLE t")
+    begin_lsn = on_source(source_db.dsn, lambda conn: slot.create_slot(conn, name))
+    source_db.execute("INSERT INTO t VALUES (1)")
+    write_prepared(source_db, f"late {name}", "INSERT INTO t VALUES (2)")
+    low_lsn = lsn_of(source_db)
+    start = options.start_options(int(source_db.rows("SHOW server_version_num")[0][0]), ["p"], "any", two_phase=True)
+    command = options.start_replication_sql(name, low_lsn, start)
+    with closing(psycopg.connect(source_db.dsn, replication="database", autocommit=True)) as conn:
+        assert conn.pgconn.exec_(command.encode()).status == psycopg.pq.ExecStatus.COPY_BOTH
+    source_db.wait_until(f"SELECT active_pid IS NULL FROM pg_replication_slots WHERE slot_name = '{name}'")
+    source_db.execute("INSERT INTO t VALUES (3)")
+    write_prepared(source_db, f"new {name}", "INSERT INTO t VALUES (4)")
+    for kind in ("late", "new"):
+        decide(source_db, f"{kind} {name}", "COMMIT")
+    words = ", ".join([f"'{word}'" for pair in start for word in pair])
+    peek = f"SELECT data FROM pg_logical_slot_peek_binary_changes('{name}', NULL, NULL, {words})"
+    messages = [bytes(data) for (data,) in source_db.rows(peek)]
+    ends = [(message[:1], *history.end_of(message)) for message in messages if message[:1] in b"CPK"]
+    assert b"".join(kind for kind, *_ in ends) == b"CPCPPKK"
+    first, _, third, prepared = [(lsn, time) for _, lsn, time in ends[:4]]
+
+    def check(*recorded: tuple[int, int]) -> str:
+        def look(conn: slot.Connection) -> Awaitable[str]:
+            return history.check(
+                conn, name, begin_lsn, start, begin_lsn=begin_lsn, low_lsn=low_lsn, recorded=[first, *recorded]
+            )
+
+        return on_source(source_db.dsn, look)
+
+    last = (ends[-1][1], ends[-1][2])
+    assert check(third, prepared, last) == ""
+    with pytest.raises(SlotLost, match="sends no transaction, or another one"):
+        check(third, (prepared[0] + 8, prepared[1]), last)
 
 
 def test_a_recreated_slot_is_a_gap(source_db: Database) -> None:

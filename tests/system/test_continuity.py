@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -32,12 +33,14 @@ CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100);
 """
 
 
-def _copied(source: Database, target: Database, run_command: RunCommand, tables: str, published: str) -> Route:
+def _copied(
+    source: Database, target: Database, run_command: RunCommand, tables: str, published: str, *more: str
+) -> Route:
     for database in (source, target):
         database.execute(tables)
     source.execute(f"CREATE PUBLICATION pub FOR {published}")
     route = Route(source=source, target=target, settings={**FAST, "apply.workers": 2})
-    done = run_command(route, "init", "--copy")
+    done = run_command(route, "init", "--copy", *more)
     assert done.returncode == 0, done.stderr
     return route
 
@@ -82,6 +85,28 @@ def test_tables_that_were_not_published_for_a_time(
     daemon.wait_for_event("publication_altered")
     assert _waiting(route) == {}
     daemon.stop()
+
+
+def test_a_publication_that_is_not_asked_for_for_a_time(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Its tables wait although no look came between: one comes before the stream is asked for another list."""
+    source_db.execute("CREATE TABLE more (id int PRIMARY KEY); CREATE PUBLICATION more FOR TABLE more")
+    target_db.execute("CREATE TABLE more (id int PRIMARY KEY)")
+    tables = "CREATE TABLE t (id int PRIMARY KEY)"
+    both = ("--publication", "more")
+    route = _copied(source_db, target_db, run_command, tables, "TABLE t", *both)
+    daemon = start_daemon(route, *both)
+    daemon.wait_caught_up()
+    daemon.stop()
+    killed = start_daemon(route, environ={"PARAPPLY_FAILPOINT": "connected:kill"})
+    assert killed.exit_code() == -signal.SIGKILL
+    source_db.execute("INSERT INTO t VALUES (1)")
+    daemon = start_daemon(route, *both)
+    assert daemon.wait_for_event("table_waits")["relation"] == "public.more"
+    daemon.wait_caught_up()
+    assert list(_waiting(route)) == ["more"]
+    check_equal(route, "t")
 
 
 @pytest.mark.parametrize("copies", [True, False], ids=["copied", "not_copied"])

@@ -28,7 +28,7 @@ from tests.fixtures.plain import (
 )
 from tests.fixtures.roles import SOURCE_ROLE
 from tests.fixtures.route import Route
-from tests.fixtures.two_phase import decide, n_prepared, write_prepared
+from tests.fixtures.two_phase import decide, n_prepared, stream_early, write_prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -239,11 +239,15 @@ def test_f14_a_capture_does_not_go_on_where_the_publisher_was_put_back(own_serve
     server = own_servers("publisher")
     source = create_database(server, "source")
     source.execute("CREATE TABLE item (id int PRIMARY KEY); CREATE PUBLICATION pub FOR ALL TABLES")
+    stream_early(source)
     capture = Capture(source, tmp_path / "day")
     capture.go_on()
     older = _keep(server)
     source.execute("INSERT INTO item VALUES (1)")
     write_prepared(source, "gid", "INSERT INTO item VALUES (2)")
+    with source.session("begin") as connection, connection.transaction():
+        # Streamed, and so its end is sent although nothing of it is left.
+        connection.execute("SAVEPOINT s; INSERT INTO item SELECT generate_series(10, 5000); ROLLBACK TO s")
     capture.go_on()
     server.kill()
     server.start()

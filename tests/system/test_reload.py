@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import NewDatabase
 
+#: Refused only when both ends are opened.
+_REFUSED = {
+    '[apply]\nspill_dir = "/dev/null/x"\n': "apply.spill_dir",
+    '[ddl]\napply = true\nrole = "no such role"\n': "no such role",
+}
 _WORKERS = (
     "SELECT count(*) FROM pg_stat_activity"
     " WHERE datname = current_database() AND application_name LIKE 'parapply worker%'"
@@ -54,9 +59,10 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def _started(start_daemon: StartDaemon, route: Route, path: Path) -> Daemon:
+def _started(start_daemon: StartDaemon, route: Route, path: Path, **settings: float) -> Daemon:
     """Return a daemon with a configuration file when it reads the stream."""
-    daemon = start_daemon(route, "--config", str(path))
+    named = {name.replace("__", "."): value for name, value in settings.items()}
+    daemon = start_daemon(route, "--config", str(path), settings=named)
     daemon.wait_for_event("source_connected")
     return daemon
 
@@ -97,11 +103,12 @@ def test_another_epoch_takes_what_has_changed(
 def test_what_changes_nothing_the_log_and_a_stop(route: Route, start_daemon: StartDaemon, path: Path) -> None:
     """One process is asked again and again to read its file.
 
-    A file with a mistake is refused with every error, without a value; the daemon goes on as it was. A level of the
-    log needs no other epoch; what belongs to the process is named and stays; nothing new is said as such. SIGTERM
-    right behind SIGHUP ends the daemon in order, and no other epoch begins.
+    A file with a mistake is refused with every error, without a value; the daemon goes on as it was. Values that fail
+    when both ends are opened are tried again until the next SIGHUP. A level of the log needs no other epoch; what
+    belongs to the process is named and stays; nothing new is said as such. SIGTERM right behind SIGHUP ends the daemon
+    in order, and no other epoch begins.
     """
-    daemon = _started(start_daemon, route, path)
+    daemon = _started(start_daemon, route, path, source__reconnect_min_s=600, source__reconnect_max_s=600)
     path.write_text('[apply]\nworkers = 0\nlinger = "geheim"\n')
     told = str(_hang_up(daemon, "config_refused")["error"])
     assert "apply.workers" in told
@@ -128,6 +135,13 @@ def test_what_changes_nothing_the_log_and_a_stop(route: Route, start_daemon: Sta
     daemon.wait_caught_up()
     assert len(daemon.events_of("source_connected")) == 1
     assert not daemon.events_of("metrics_listening")
+    for n, (text, what) in enumerate(_REFUSED.items(), len(daemon.events_of("config_refused")) + 1):
+        path.write_text(text)
+        _hang_up(daemon)
+        assert what in str(daemon.wait_for_event("config_refused", count=n)["error"])
+    path.write_text("")
+    _hang_up(daemon)
+    daemon.wait_for_event("source_connected", count=2)
     commit_each(route.source, 41, 240)
     path.write_text("[apply]\nworkers = 2\n")
     daemon.send(signal.SIGHUP)

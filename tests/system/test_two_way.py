@@ -73,8 +73,13 @@ def test_t17_nothing_goes_round(source_db: Database, target_db: Database, start_
         # The two transactions of the other node and the message behind them, which holds no change.
         node.wait_until("SELECT sum(transactions) = 2 AND sum(changes) = 100 FROM parapply.workers")
     for daemon in daemons:
-        assert not daemon.events_of("origin_missing")
+        assert not daemon.events_of("origin_missing") + daemon.events_of("origin_gap")
         daemon.stop()
+    # With `any` again the rows of the other node have been passed, and come no more.
+    daemon = both.start_one(0, {"source.origin": "any"})
+    assert "parapply verify" in daemon.wait_for_event("origin_gap")["hint"]
+    target_db.wait_until("SELECT reason LIKE 'source.origin was none: rows%' FROM parapply.progress")
+    daemon.stop()
 
 
 def test_t17_the_last_update_wins_on_both_nodes(

@@ -152,15 +152,16 @@ _SLOT = SlotFacts(
         ({"slot": msgspec.structs.replace(_SLOT, database="other")}, {}, [Code.SLOT_REFUSED]),
         ({"slot": msgspec.structs.replace(_SLOT, wal_status="lost")}, {}, [Code.SLOT_REFUSED]),
         ({"slot": msgspec.structs.replace(_SLOT, is_two_phase=True)}, {}, [Code.SLOT_REFUSED]),
+        ({"server_version_num": 170000}, {"source.failover": "auto", "source.two_phase": True}, [Code.SLOT_REFUSED]),
     ],
 )
-def test_what_is_said_of_the_publisher(facts: dict[str, Any], settings: dict[str, str], codes: list[Code]) -> None:
+def test_what_is_said_of_the_publisher(facts: dict[str, Any], settings: dict[str, Any], codes: list[Code]) -> None:
     """The daemon's own refusals of a server and a slot are findings, each by itself."""
     found = findings_of_publisher(msgspec.structs.replace(_FACTS, **facts), _config(settings))
     assert [one.code for one in found] == codes
 
 
-def _config(settings: dict[str, str]) -> Config:
+def _config(settings: dict[str, Any]) -> Config:
     flags = {"source.dsn": "host=a", "target.dsn": "host=b", "source.slot": "s", "source.publications": ("p",)}
     return load_config(flags={**flags, **settings}, environ={})
 

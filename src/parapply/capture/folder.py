@@ -43,6 +43,8 @@ _NAME: Final = re.compile(r"[0-9]{8}\.capture")
 _VERSION: Final = re.compile(rb"parapply capture (?:[02-9]|1[0-9])")
 #: Kinds of the messages that end a transaction.
 _ENDS: Final = frozenset({b"C", b"c", b"P", b"p", b"K", b"r"})
+#: Kinds of the messages that change rows; within a stream the xid follows.
+_CHANGES: Final = frozenset({b"I", b"U", b"D", b"T"})
 #: Times the size at which a file ends although a streamed transaction reaches into the next one.
 _LATE_PARTS: Final = 4
 
@@ -136,14 +138,42 @@ def groups(folder: Path, place: CapturedBlock) -> tuple[list[int], list[FrameGro
 
 
 def last_end(folder: Path, found: CaptureFound) -> list[tuple[int, int]]:
-    """Return end LSN and time (microseconds since 2000-01-01 UTC) of the last whole transaction; empty: it has none."""
+    """Return end LSN and time (microseconds since 2000-01-01 UTC) of the last whole transaction; empty: it has none.
+
+    Streamed ones of which no change is left do not count: the publisher sends nothing of them unless it streams.
+    """
+    ends: list[tuple[int, tuple[int, int]]] = []  # the last one first, with its xid while it may be without a change
+    aborted: set[int] = set()
+    changed: set[int] = set()
+    for message in _messages_back(folder, found):
+        kind = message[:1]
+        if kind in _CHANGES:
+            changed.add(int.from_bytes(message[1:5]))
+        elif kind == b"E":
+            changed = set()
+        elif kind == b"A":
+            aborted.add(int.from_bytes(message[5:9]))
+        elif kind in _ENDS and (not ends or ends[-1][0]):
+            ends.append((int.from_bytes(message[1:5]) if kind == b"c" else 0, end_of(message)))
+        elif kind == b"S":
+            xid, is_first = int.from_bytes(message[1:5]), message[5] == 1
+            at = next((index for index, end in enumerate(ends) if end[0] == xid), None)
+            if at is not None and changed - aborted:
+                ends[at:] = [(0, ends[at][1])]
+            elif at is not None and is_first:
+                del ends[at]
+        if ends and not ends[0][0]:
+            return [ends[0][1]]
+    return []
+
+
+def _messages_back(folder: Path, found: CaptureFound) -> Iterator[bytes]:
+    """Yield the messages of all whole transactions, the last one first."""
     for place in reversed(found.places[: found.last_between() + 1]):
         if place.header.kind is BlockKind.FRAMES:
             for group in reversed(groups(folder, place)[1]):
                 for frame in reversed(group.frames):
-                    if frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + 1] in _ENDS:
-                        return [end_of(frame[FRAME_HEADER_BYTES:])]
-    return []
+                    yield frame[FRAME_HEADER_BYTES:]
 
 
 def _blocks(path: Path, *, checks: bool) -> Iterator[tuple[CapturedBlock, bytes]]:

@@ -21,7 +21,7 @@ from parapply.errors import SourceRefused, TargetRefused
 from parapply.model import Column, Relation
 from parapply.plan.copy_starts import Name
 from parapply.quoting import shown
-from parapply.source import refusals, slot
+from parapply.source import failover, refusals, slot
 from parapply.source.options import start_options, streaming_of
 from parapply.source.slot import SourceFacts, read_rows, source_errors
 from parapply.vocabulary import Provider
@@ -270,6 +270,10 @@ def findings_of_publisher(facts: SourceFacts, config: Config) -> Iterator[Findin
         streaming = wanted
     except SourceRefused as error:
         yield Finding(Code.STREAM_OPTIONS, str(error), fix=error.hint)
+    try:
+        failover.check(source, facts)
+    except SourceRefused as error:
+        yield Finding(Code.SLOT_REFUSED, str(error), source.slot, error.hint)
     if 0 < facts.wal_sender_timeout_s < _SHORT_SENDER_TIMEOUT_S:
         yield Finding(
             Code.WAL_SENDER_TIMEOUT,

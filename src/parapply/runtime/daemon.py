@@ -16,6 +16,7 @@ from parapply.connect import SHOW_LIMIT_S, show_state
 from parapply.driver import refusal_hint
 from parapply.errors import (
     ApplyFailed,
+    ConfigError,
     LeaseHeld,
     LocksExhausted,
     ParapplyError,
@@ -25,6 +26,7 @@ from parapply.errors import (
     SourceLost,
     SourceRefused,
     SpillFailed,
+    StateGone,
     StreamLeft,
     TargetLost,
     TargetRefused,
@@ -193,6 +195,8 @@ class Leader:
         self._delay_s = config.source.reconnect_min_s
         self._low_lsn: int | None = None
         self._has_served = False
+        #: The configuration was reloaded, and no epoch has begun with it.
+        self._is_untried = False
         #: State and reason that this object showed last; an epoch shows its own end.
         self._shown = ("", "")
         self._is_epoch_shown = False
@@ -314,7 +318,7 @@ class Leader:
     async def _given_up(self, reached: WalLimitReached) -> ParapplyError:
         """Drop the slot if it still keeps too much WAL, and return the error to act on; all sessions are closed."""
         try:
-            lost = await retention.give_up(self._config, log_wait)
+            lost = await retention.give_up(self._config, log_wait, lambda: self._reloader.config is self._config)
         except ParapplyError as error:
             return error
         if lost is None:
@@ -370,6 +374,9 @@ class Leader:
             shown, end = DaemonState.RECONNECTING, "source" if isinstance(error, SourceLost) else "target"
             self._log.warning(f"{end}_lost", error=error.line(), wait_s=round(wait_s, 3))
             self._figures.reconnects[end] += 1
+        elif self._is_untried:
+            shown = DaemonState.RETRYING
+            self._log.error("config_refused", error=str(error), hint=error.hint, wait_s=round(wait_s, 3))
         else:
             # The target answers and refuses. With apply.on_error = "retry" it is asked until the operator has mended
             # it.
@@ -384,6 +391,7 @@ class Leader:
         self._signals.renew()
         if self._config is not self._reloader.config:
             self._config = self._reloader.config
+            self._is_untried = self._has_served
             self._delay_s = self._config.source.reconnect_min_s
             self._share = self._fixed_share or share_of(self._config.apply)
             self._opener.use(self._config, self._share)
@@ -405,6 +413,7 @@ class Leader:
                 self._config, ends, applylog_writer, self._until,
                 share=self._share, spill_room=self._spill_room, figures=self._figures, health=self._health,
             )  # fmt: skip
+            self._is_untried = False
             self._look_for_progress(epoch.low_lsn)
             self._shown = ("", "")
             self._is_epoch_shown = True
@@ -442,6 +451,10 @@ class Leader:
                 # No server was asked; the text may quote the command, with whatever words.
                 is_refusal = False
             return self._has_served or not is_refusal or any(words in text for words in _LATER)
+        is_refused = isinstance(error, ConfigError | TargetRefused | SourceRefused)
+        if self._is_untried and is_refused and not isinstance(error, SlotLost | StateGone):
+            # A reload never ends the service, unless slot or state are lost.
+            return True
         is_data = isinstance(error, ApplyFailed | TargetRefused | SourceRefused) and self._has_served
         return is_data and not isinstance(error, SourceRefused) and self._config.apply.on_error == "retry"
 

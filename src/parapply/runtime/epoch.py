@@ -46,6 +46,7 @@ from parapply.runtime.observe.monitor import Monitor, Publisher
 from parapply.runtime.pool.pool import WorkerPool
 from parapply.runtime.pool.streams import StreamBuffers, StreamLimits
 from parapply.runtime.pool.two_phase import TwoPhase
+from parapply.runtime.sessions import LACKS_ORIGINS
 from parapply.runtime.tables.copied import Copied
 from parapply.runtime.tables.plans import TablePlans
 from parapply.runtime.tables.watch import CatalogueWatch
@@ -125,7 +126,7 @@ class Epoch:
         is_relaxed = config.apply.commit_order == "relaxed"
         self._engine = EngineState(ends.state.low_lsn, loop.time(), is_relaxed=is_relaxed)
         self._engine.lag_s = ends.state.lag_s
-        self._engine.note = _note(ends.whole_until_lsn, config.apply)
+        self._engine.note = _note(ends, config)
         self._pool = WorkerPool(Flight(self._engine, most_places=ends.most_places))
         self._conflict_handler = ConflictHandler(
             config.conflict,
@@ -582,11 +583,12 @@ def _piece_bytes(config: ApplyConfig, known: state.SlotState) -> int:
     return min(_THROTTLED_PIECE_BYTES if config.max_changes_per_s else _PIECE_BYTES, config.memory_limit_bytes // 4)
 
 
-def _note(whole_until_lsn: int, config: ApplyConfig) -> str:
+def _note(ends: Sessions, config: Config) -> str:
     """Return the reason that people are shown while all goes well."""
-    notes = [_PAUSED.format(format_lsn(whole_until_lsn))] if whole_until_lsn else []
-    notes += [f"late on purpose: apply.delay_s = {config.delay_s:g}"] if config.delay_s else []
-    rate = config.max_changes_per_s
+    notes = [_PAUSED.format(format_lsn(ends.whole_until_lsn))] if ends.whole_until_lsn else []
+    notes += [LACKS_ORIGINS] if ends.state.lacks_origins and config.source.origin == "any" else []
+    notes += [f"late on purpose: apply.delay_s = {config.apply.delay_s:g}"] if config.apply.delay_s else []
+    rate = config.apply.max_changes_per_s
     notes += [f"slow on purpose: apply.max_changes_per_s = {rate}"] if rate else []
     return "; ".join(notes)
 

@@ -23,7 +23,7 @@ from psycopg import sql
 from parapply import __version__, connect, continuity, failpoints, sharing
 from parapply.config import settings_without_table
 from parapply.conflict.policies import Rules
-from parapply.errors import ParapplyError, SlotBusy, TargetLost, TargetRefused
+from parapply.errors import ParapplyError, SlotBusy, StateGone, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime.first_sessions import FirstSessions
@@ -55,6 +55,8 @@ _COMMANDS_WAIT_S = 2.0
 _LOCKED_PART = 1.25
 #: Parts of that for one batch in relaxed order, where any number of them may be in flight: see `Flight`.
 _RELAXED_PARTS = 4
+#: Shown from then on, until a heal has compared every table.
+LACKS_ORIGINS = "source.origin was none: rows that were replicated to the publisher then are missing"
 _LOCAL_CHANGES = "changes applied here look like local ones to every subscriber of this server"
 
 _T = TypeVar("_T")
@@ -102,6 +104,7 @@ class Connector:
         self._has_state = False
         self._rules = Rules(config.conflict)
         self._is_told_of_origins = False
+        self._is_told_of_lacking = False
         self._is_failover_told = False
         #: Sections of the configuration that were logged as naming no published table.
         self._without_table: set[str] = set()
@@ -160,6 +163,10 @@ class Connector:
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
             known = await copies.load(control, self._config.target.state_schema, slot_id)
+            if {*found.publications} != {*self._config.source.publications}:
+                # Before the stream passes changes of a table that no longer comes, and the new list is kept.
+                continuity.tell(await continuity.look(source, control, self._config, slot_id, known))
+                known = await copies.load(control, self._config.target.state_schema, slot_id)
             taken = await sharing.claim(source, control, self._config, slot_id, is_daemon=True)
             known = await continuity.leave_out(source, control, self._config, slot_id, known)
             await continuity.drop_marks(source, control, self._config, slot_id, known)
@@ -183,6 +190,7 @@ class Connector:
         if self._proved_us and self._proved_us != found.source_started_us:
             await heals.note_source(control, self._config.target.state_schema, slot_id, self._proved_us)
         self._check_origins([session for _, session in sessions])
+        self._tell_lacking(found)
         await self._tell_without_table(source)
         self._tell_newer(source=source_facts.server_version_num, target=control.info.server_version)
         self._log.info("target_connected", low_lsn=format_lsn(found.low_lsn), workers=len(sessions))
@@ -279,6 +287,13 @@ class Connector:
         stack.push_async_callback(first.close)
         return first
 
+    def _tell_lacking(self, found: state.SlotState) -> None:
+        """Log once that rows were left out which come now: the stream has passed them, and nothing sends them again."""
+        if found.lacks_origins and self._config.source.origin == "any" and not self._is_told_of_lacking:
+            self._is_told_of_lacking = True
+            hint = "`parapply verify` says which tables differ; `parapply refresh --table ... --truncate` copies one"
+            self._log.warning("origin_gap", slot=found.slot_name, reason=LACKS_ORIGINS, hint=hint)
+
     def _begin_first(self) -> FirstSessions:
         return FirstSessions(self._config)
 
@@ -311,7 +326,7 @@ class Connector:
     def _check_new(self) -> None:
         """Refuse a target without the state that an epoch before had: what was confirmed since is not there."""
         if self._has_state:
-            raise TargetRefused(
+            raise StateGone(
                 f"the target no longer knows slot {self._config.source.slot!r}: it is another one, or an older one",
                 hint="correct target.dsn, or bring the target back with its state schema, before the daemon is started"
                 " again: a start takes over a slot without a state; else `parapply drop`, then `parapply init --copy`",
@@ -343,7 +358,7 @@ class Connector:
         login = config.source.login
         known = await connect.known_position(control, config.target.state_schema, found)
         facts = await refusals.check(source, facts, login, name, known, two_phase=config.source.two_phase)
-        facts = await failover.ensure(login, facts, name, config.source.failover)
+        facts = await failover.ensure(config.source, facts)
         if config.source.failover == "auto" and not self._is_failover_told and (why := failover.unprotected(facts)):
             self._is_failover_told = True
             self._log.warning("failover_unprotected", slot=name, reason=why)
@@ -394,6 +409,7 @@ class Connector:
             pid=os.getpid(),
             version=__version__,
             two_phase="enabled" if two_phase else "pending" if config.source.two_phase else "disabled",
+            lacks_origins=config.source.origin == "none",
         )
         await state.write_daemon(control, config.target.state_schema, slot_id, row)
 

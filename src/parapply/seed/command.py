@@ -297,7 +297,7 @@ class _Run:
                     slot_id = await state.create(target, self._schema, connect.new_slot(config, self.facts, self._lsn))
                     await copies.keep_marks(target, self._schema, slot_id, kept_without_copy(self._marks))
         failpoints.probe(failpoints.SEED_JOINED)
-        await failover.ensure(config.source.login, self.facts, self._name, config.source.failover)
+        await failover.ensure(config.source, self.facts)
         click.echo(f"slot {self._name!r}: the copy joins at {format_lsn(self._lsn)}; no row is copied")
 
 

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from parapply.errors import SourceLost
+from parapply.errors import SourceLost, SourceRefused
 from parapply.source import slot
 from parapply.source.options import check_slot_name
 
 if TYPE_CHECKING:
-    from parapply.login import Login
+    from parapply.config import SourceConfig
     from parapply.source.slot import Connection, SourceFacts
 
 #: server_version_num of the first server with such slots.
 _SINCE: Final = 170000
+#: The same, whose standbys also learn from where on the slot sends prepared transactions.
+_TWO_PHASE_SINCE: Final = 180000
 
 
 def unprotected(facts: SourceFacts) -> str:
@@ -38,17 +40,34 @@ def unprotected(facts: SourceFacts) -> str:
     return ""
 
 
-async def ensure(login: Login, facts: SourceFacts, slot_name: str, wanted: str) -> SourceFacts:
+def check(source: SourceConfig, facts: SourceFacts) -> None:
+    """Refuse prepared transactions of a slot that is, or is to be, a failover slot of version 17.
+
+    After a promotion one of before two_phase would come as a COMMIT PREPARED without its changes.
+    """
+    is_wanted = source.failover == "auto" and not facts.is_in_recovery
+    is_failover = is_wanted or (facts.slot is not None and facts.slot.is_failover)
+    if source.two_phase and is_failover and _SINCE <= facts.server_version_num < _TWO_PHASE_SINCE:
+        raise SourceRefused(
+            f"slot {source.slot!r} cannot be a failover slot and send prepared transactions before PostgreSQL 18: a"
+            " standby of 17 does not know from where on it sends them, and loses changes when it is promoted",
+            hint='set source.failover = "off"; take it from a slot that has it by ALTER_REPLICATION_SLOT name'
+            " ( FAILOVER false ) on a replication connection, and run `parapply verify` if a standby was promoted",
+        )
+
+
+async def ensure(source: SourceConfig, facts: SourceFacts) -> SourceFacts:
     """Make the slot a failover slot if that is wanted and possible; return the facts as they are then.
 
-    Raise SlotBusy if a process reads the slot, SourceRefused if the server does not take it.
+    Raise SlotBusy if a process reads the slot, SourceRefused as `check`, or if the server does not take it.
     """
-    found = facts.slot
+    check(source, facts)
+    found, slot_name = facts.slot, source.slot
     is_possible = facts.server_version_num >= _SINCE and not facts.is_in_recovery
-    if wanted != "auto" or not is_possible or found is None or found.is_failover:
+    if source.failover != "auto" or not is_possible or found is None or found.is_failover:
         return facts
     check_slot_name(slot_name)
-    conn = await slot.connect(login, application_name=f"parapply failover {slot_name}", is_replication=True)
+    conn = await slot.connect(source.login, application_name=f"parapply failover {slot_name}", is_replication=True)
     async with conn:
         await check_same(conn, facts)
         with slot.source_errors(f"making the slot {slot_name!r} a failover slot"):

@@ -40,12 +40,17 @@ _BEFORE_BYTES: Final = 1 << 24
 _GOING: Final = ("08", "57P")
 
 _ANY_LSN: Final = (1 << 64) - 1
-# Of what ends a transaction: C, P, K and r. No others after `low_lsn`: there may be thousands.
+# Of what ends a transaction: C, P, K and r. No others after `low_lsn`: there may be thousands. A P that comes twice,
+# again with its K, is of before the slot had two_phase (trap T-58): the K alone has a record.
 _QUERY: LiteralString = """
-    SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes($1::name, $2::pg_lsn, NULL, VARIADIC $3::text[])
-     WHERE pg_catalog.get_byte(data, 0) IN (67, 80, 75, 114)
-       AND (lsn = ANY ($4::pg_lsn[]) OR lsn > $5::pg_lsn AND lsn <= $6::pg_lsn)
-     LIMIT $7"""
+    SELECT data
+      FROM (SELECT lsn, data,
+                   kind = 80 AND pg_catalog.count(*) OVER (PARTITION BY xid::text, kind) > 1 AS is_late
+              FROM pg_catalog.pg_logical_slot_peek_binary_changes($1::name, $2::pg_lsn, NULL, VARIADIC $3::text[]),
+                   pg_catalog.get_byte(data, 0) AS kind
+             WHERE kind IN (67, 80, 75, 114)) AS found
+     WHERE lsn = ANY ($4::pg_lsn[]) OR lsn > $5::pg_lsn AND lsn <= $6::pg_lsn AND NOT is_late
+     ORDER BY lsn LIMIT $7"""
 
 
 async def check(  # noqa: PLR0913

@@ -392,6 +392,7 @@ class Assembler:
             commit_lsn=message.commit_lsn,
             end_lsn=message.end_lsn,
             commit_time_us=message.commit_time_us,
+            was_prepared=True,
         )
         done.append(_event(commit, frame, message.commit_lsn, message.end_lsn, message.commit_time_us))
 

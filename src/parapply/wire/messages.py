@@ -144,6 +144,7 @@ class StreamCommit(msgspec.Struct, frozen=True, kw_only=True):
     commit_lsn: int
     end_lsn: int  # the one for progress and feedback (trap T-3)
     commit_time_us: int
+    was_prepared: bool = False  # the end is of its COMMIT PREPARED, which is sent in any case
 
 
 class StreamAbort(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,10 +23,12 @@ from parapply.capture.blocks import (
     groups_of,
     place_of,
 )
-from parapply.capture.folder import CaptureLimits, CaptureWriter, groups, look, names
+from parapply.capture.folder import CaptureLimits, CaptureWriter, groups, last_end, look, names
 from parapply.errors import CaptureFull, CaptureRefused, CaptureTorn
+from tests import build
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from parapply.capture.blocks import CapturedBlock
@@ -171,6 +173,41 @@ def test_a_capture_never_uses_more_room_than_allowed(tmp_path: Path) -> None:
         _written(tmp_path, CaptureLimits(700, 1 << 30), n_blocks=30)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 700
     assert look(tmp_path).torn is None
+
+
+def _streamed(xid: int, end_lsn: int, *, aborted: int = 0, more: Sequence[bytes] = ()) -> list[bytes]:
+    """Return a streamed transaction of two chunks with an insert in its first one, which may be rolled back."""
+    insert = build.insert(build.row(), xid=xid + 1)
+    return [
+        *(build.stream_start(xid=xid), insert, build.stream_stop(), *more),
+        *(build.stream_start(xid=xid, first_segment=0), build.stream_stop()),
+        *[build.stream_abort(xid=xid, subxid=xid + 1)] * aborted,
+        build.stream_commit(xid=xid, end_lsn=end_lsn),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "end_lsn"),
+    [
+        ([build.commit(end_lsn=1), *_streamed(700, 2)], 2),
+        ([build.commit(end_lsn=1), *_streamed(700, 2, aborted=1)], 1),
+        ([*_streamed(800, 1), *_streamed(700, 2, aborted=1)], 1),
+        (_streamed(700, 2, aborted=1), None),
+        (_streamed(700, 3, aborted=1, more=[*_streamed(800, 1), build.commit(end_lsn=2)]), 2),
+        (_streamed(700, 3, aborted=1, more=_streamed(800, 1)), 1),
+        (_streamed(700, 3, more=[build.commit(end_lsn=2)]), 3),
+    ],
+)
+def test_a_streamed_transaction_without_a_change_is_not_the_last_one(
+    tmp_path: Path, messages: Sequence[bytes], end_lsn: int | None
+) -> None:
+    """A publisher that does not stream sends nothing of it, and a capture that goes on would look for it in vain."""
+    writer = CaptureWriter(tmp_path, _ROOM)
+    writer.write(BlockKind.START, encode(_START), time_us=1)
+    for message in messages:
+        writer.write_frames([FrameGroup(1, [build.xlog_data(message)])], open_xids=[], end_lsn=1, is_between=True)
+    writer.close()
+    assert [end for end, _ in last_end(tmp_path, look(tmp_path))] == ([end_lsn] if end_lsn else [])
 
 
 @pytest.mark.parametrize(("was", "now"), [(b'["insert"]', b'["\\"; x"]'), (b'"is_kept":true', b'"is_kept":{}')])

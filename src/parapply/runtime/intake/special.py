@@ -73,7 +73,13 @@ class SpecialTransactions:
         elif isinstance(message, StreamAbort):
             self._streams.abort(message)
         elif isinstance(message, StreamCommit | StreamPrepare):
-            return await self._end(event, message)
+            stream = self._streams.ending(event)
+            if stream.has_changes or isinstance(message, StreamPrepare) or message.was_prepared:
+                return await self._end(event, message, stream)
+            # Its end is sent only because it was streamed. `source/history.py` would not find what a record says of it.
+            own, others = self._streams.comes_in_force(stream)
+            await self._admission.announce([*own, *others])
+            self._streams.drop(event.xid)
         else:
             assert isinstance(message, CommitPrepared | RollbackPrepared), "the assembler makes no other events"
             if isinstance(message, RollbackPrepared):
@@ -108,8 +114,9 @@ class SpecialTransactions:
             self._streams.follow(stream)
             self._pool.follow(StreamJob(Batch(0), {}, stream))
 
-    async def _end(self, event: Transaction, message: StreamCommit | StreamPrepare) -> Transaction | None:
-        stream = self._streams.ending(event)
+    async def _end(
+        self, event: Transaction, message: StreamCommit | StreamPrepare, stream: StreamBuffer
+    ) -> Transaction | None:
         is_done = self._admission.is_applied(event.end_lsn) or self._admission.is_prepared(message)
         if not stream.is_followed and not is_done and stream.size_bytes < self._piece_bytes:
             _, others = self._streams.comes_in_force(stream)

@@ -93,6 +93,11 @@ class StreamBuffer:
         """Return the relations announced in it, in order; rolled back ones come again if needed (trap T-52)."""
         return [one.relation for one in self.announced]
 
+    @property
+    def has_changes(self) -> bool:
+        """Return whether more than relations is left in it."""
+        return sum([block.n_changes for block in self.blocks]) > len(self.announced)
+
     def stop_following(self, why: str) -> None:
         """Detach the worker, which has rolled back and gives up; the kept chunks are applied at the commit."""
         self.is_followed = False

@@ -50,8 +50,6 @@ _READ_S = 5.0
 _AGAIN_S = 86_400.0
 #: New tables checked by one look that no command waits for: each costs a query.
 _TABLES = 50
-#: Tables named in one warning.
-_MOST_NAMES = 5
 _HINT = "`parapply refresh` copies it; until then its changes are left out"
 _HINT_AGAIN = "`parapply refresh` empties it and copies it again; until then its changes are left out"
 
@@ -175,12 +173,7 @@ class Copied:
         """Make copied tables wait if they were not published all the time."""
         async with self._control_pool.session() as conn:
             found = await continuity.look(self._source, conn, self._config, self._slot_id, self.known, gap_lsn=gap_lsn)
-        if found.altered:
-            names = sorted([".".join(name) for name in found.altered])
-            self._log.warning(
-                "publication_altered", relation=", ".join(names[:_MOST_NAMES]), reason=continuity.ALTERED,
-                hint=continuity.ALTERED_HINT,
-            )  # fmt: skip
+        continuity.tell(found)
         if found.has_changed:
             await self._read()
 

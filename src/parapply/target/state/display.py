@@ -44,6 +44,7 @@ class DaemonRow(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     version: str
     two_phase: str = "disabled"  # or pending, enabled
+    lacks_origins: bool = False  # rows that were replicated to the publisher do not come
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,12 +123,13 @@ async def write_daemon(conn: Connection, schema: str, slot_id: int, daemon: Daem
         " t AS (DELETE FROM {s}.tables WHERE slot_id = $1::int)"
         " UPDATE {s}.slots SET timeline = $2::int, publications = $3::text[], commit_order = $4, workers = $5::int,"
         " host = $6, pid = $7::int, version = $8, two_phase = $9, state = 'starting',"
+        " lacks_origins = lacks_origins OR $10::bool,"
         " started_at = pg_catalog.clock_timestamp(), limits = NULL,"
         f" reason = '', shown_every_s = DEFAULT, {DATED}"
         " WHERE slot_id = $1::int RETURNING 1"
     )
     values = [slot_id, daemon.timeline, list(daemon.publications), daemon.commit_order, daemon.workers]
-    values += [daemon.host, daemon.pid, daemon.version, daemon.two_phase]
+    values += [daemon.host, daemon.pid, daemon.version, daemon.two_phase, daemon.lacks_origins]
     await update_slot(conn, schema, "writing the daemon's state", query, values)
 
 

@@ -71,7 +71,7 @@ async def begin(  # noqa: PLR0913  the columns of a row
     """
     query = in_schema(
         "UPDATE {s}.slots SET begin_lsn = '0/0', lowest_lsn = '0/0', highest_lsn = '0/0', confirmed_flush_lsn = NULL,"  # noqa: S608
-        " source_started_at = " + _TIME + ", heal_lsn = $3::pg_lsn, state = $4, reason = $5,"
+        " source_started_at = " + _TIME + ", heal_lsn = $3::pg_lsn, state = $4, reason = $5, lacks_origins = false,"
         " updated_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int RETURNING 1",
         schema,
     )

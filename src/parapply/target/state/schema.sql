@@ -1,4 +1,4 @@
--- The whole state schema, version 22. schema.py fills in its name, and comments.py has the comments on its objects.
+-- The whole state schema, version 23. schema.py fills in its name, and comments.py has the comments on its objects.
 CREATE SCHEMA IF NOT EXISTS {s};
 CREATE TABLE {s}.schema_version (
     version int NOT NULL,
@@ -39,6 +39,7 @@ CREATE TABLE {s}.slots (
     heal_lsn pg_lsn,
     healed_at timestamptz,
     constants_in jsonb NOT NULL DEFAULT '{{}}',
+    lacks_origins bool NOT NULL DEFAULT false,
     UNIQUE (slot_name, system_identifier)
 ) WITH (fillfactor = 50);
 CREATE TABLE {s}.applied (

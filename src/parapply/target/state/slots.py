@@ -98,6 +98,8 @@ class SlotState(msgspec.Struct, frozen=True, kw_only=True):
     has_forgotten: bool = False  # something was applied, and no record of it is left: from before the last one was kept
     confirmed_flush_lsn: int = 0  # reported to the publisher; the watermark may be reported since
     copied_lsn: int = 0  # of the publisher's latest snapshot from which a table was copied, or is; 0: no copy
+    publications: tuple[str, ...] = ()  # that the stream was last asked for
+    lacks_origins: bool = False  # rows that were replicated to the publisher were once left out
     source_started_us: int | None = None  # of the publisher that was last known to have all, since 1970-01-01 UTC
     lag_s: float = 0.0  # as it was read, at most
 
@@ -193,7 +195,7 @@ async def load(conn: Connection, schema: str, slot_name: str, system_identifier:
         " (SELECT pg_catalog.max(start_lsn) FROM {s}.copies AS c WHERE c.slot_id = slots.slot_id"
         " AND c.state <> 'waiting'), (extract(epoch FROM source_started_at) * 1000000)::bigint, "
         + LAG_NOW
-        + " FROM {s}.slots"
+        + ", publications, lacks_origins FROM {s}.slots"
         " LEFT JOIN {s}.applied AS batch USING (slot_id) WHERE slot_name = $1 ORDER BY batch.end_lsn"
     )
     found = await state_rows(conn, schema, "reading the state", query, [slot_name])
@@ -274,6 +276,8 @@ def _slot_state(slot_name: str, found: Sequence[tuple[Any, ...]]) -> SlotState:
         copied_lsn=parse_lsn(found[0][12] or "0/0"),
         source_started_us=found[0][13],
         lag_s=found[0][14],
+        publications=tuple(found[0][15]),
+        lacks_origins=found[0][16],
     )
 
 

@@ -589,6 +589,26 @@ async def test_what_a_stream_has_announced_before_others_is_in_force_for_it_alon
         assert lab.tables.plans.current[OID].relation == plan.relation
 
 
+async def test_a_streamed_transaction_without_a_change_leaves_no_record() -> None:
+    """The publisher sends its end only because it was streamed: looked for later (F14) it would seem to be lost.
+
+    One that was prepared has its end sent in any case. The relations of either are in force.
+    """
+    lab = _Lab()
+    lab.tables.plans.current.clear()
+    insert = build.insert(row("1"), oid=OID, xid=701)
+    chunk = (build.stream_start(), announced(xid=700), insert, build.stream_stop(), build.stream_abort())
+    late = (build.stream_start(), build.stream_stop(), build.stream_prepare(end_lsn=0), build.commit_prepared())
+    async with lab.running():
+        lab.stream.feed(*[build.xlog_data(payload) for payload in (*chunk, build.stream_commit())])
+        await settle()
+        assert lab.batcher.holds_nothing
+        assert OID in lab.tables.plans.current
+        lab.stream.feed(*[build.xlog_data(payload) for payload in late])
+        job = await lab.take()
+        assert [transaction.end_lsn for transaction in job.batch.transactions] == [0x130]
+
+
 async def test_what_is_committed_already_is_not_applied_again() -> None:
     """A transaction that ends at or below the watermark was re-sent (trap T-4)."""
     lab = _Lab(low_lsn=0x1130)
