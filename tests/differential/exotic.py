@@ -20,12 +20,12 @@ from tests.differential.tables import (
     others,
     with_other_types,
 )
-from tests.differential.types import ENUM_DOMAIN, available, is_filtered, key_types, mixed, number, of, pattern
+from tests.differential.types import ENUM_DOMAIN, TYPES, available, is_filtered, key_types, mixed, number, of, pattern
 
 if TYPE_CHECKING:
     import random
 
-    from tests.differential.types import Feature
+    from tests.differential.types import Feature, Values
 
 #: Schemas besides public; leaves and indexes of one name stand in several of them.
 SCHEMAS = ('"Odd ""Schema"" 1.x"', "s1", "s2")
@@ -58,14 +58,13 @@ def _keyed(name: str, chooser: random.Random, features: frozenset[Feature]) -> R
     has_generated = chooser.random() < 0.3 and not is_full
     if chooser.random() < 0.4:
         keys, rest = with_other_types(keys, chooser), with_other_types(rest, chooser)
-    shuffled = [*keys, *rest]
-    chooser.shuffle(shuffled)
     table = RandomTable(
         name=name,
         key=keys,
         columns=rest,
         both_extra=("g int GENERATED ALWAYS AS (n * 2) STORED",) if has_generated else (),
-        target_columns=tuple(shuffled) if chooser.random() < 0.5 else (),
+        source_columns=_shuffled((*keys, *rest), chooser) if chooser.random() < 0.5 else (),
+        target_columns=_shuffled((*keys, *rest), chooser) if chooser.random() < 0.5 else (),
         target_extra=(
             "extra text DEFAULT 'here'", "extra_n int", "extra_a int[] DEFAULT '{1}'",
             "extra_g text GENERATED ALWAYS AS ('n' || n::text) STORED",
@@ -73,6 +72,10 @@ def _keyed(name: str, chooser: random.Random, features: frozenset[Feature]) -> R
         identity="FULL" if is_full else "",
     )  # fmt: skip
     return _published_in_part(table, chooser) if chooser.random() < 0.4 else table
+
+
+def _shuffled(columns: tuple[RandomColumn, ...], chooser: random.Random) -> tuple[RandomColumn, ...]:
+    return tuple(chooser.sample(columns, len(columns)))
 
 
 def _oddly_named(
@@ -235,6 +238,61 @@ def generated_on_source(chooser: random.Random, features: frozenset[Feature]) ->
         columns=others(chooser, features),
         source_after=("ALTER TABLE t_generated ADD g text GENERATED ALWAYS AS ('n' || n::text) STORED",),
         target_extra=("g text DEFAULT 'not sent'",),
+    )
+    return [table]
+
+
+def wide_key(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
+    """Return a table whose key has 4 to 16 columns, which the index has in another order than the table.
+
+    Most keys differ in one or two of the columns only. All are integers in every other table.
+    """
+    kinds = (
+        [TYPES["int"], TYPES["bigint"]]
+        if chooser.random() < 0.5
+        else [one for one in available(features) if one.is_key]
+    )
+    n_columns = chooser.randint(4, 16)
+    varying = chooser.sample(range(n_columns), 3)
+    columns = []
+    for index in range(n_columns):
+        column = column_of(chooser.choice(kinds), f"k{index}")
+        if index not in varying:
+            column = replace(column, values=_mostly(column.values(chooser), column.values))
+        columns.append(column)
+    movable = next((column for column in columns if column.spare), None)
+    if movable is not None:  # `swap_keys` takes the first
+        columns.remove(movable)
+        columns.insert(0, movable)
+    rest = others(chooser, features)
+    table = RandomTable(
+        name="t_wide_key",
+        key=tuple(columns),
+        columns=rest,
+        source_columns=_shuffled((*columns, *rest), chooser),
+        target_columns=_shuffled((*columns, *rest), chooser) if chooser.random() < 0.5 else (),
+        operations=KEYED if movable is not None else (insert, insert, update, update, delete, upsert),
+    )
+    return [table]
+
+
+def _mostly(usual: str, values: Values) -> Values:
+    return lambda chooser: values(chooser) if chooser.random() < 0.03 else usual
+
+
+def many_columns(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
+    """Return a table of 30 to 200 columns of any types, in another order on the target; found by all in every third."""
+    kinds = [one for one in available(features) if one.is_comparable and one.is_exact]
+    some = [column_of(chooser.choice(kinds), f"c{n}", nulls=0.3) for n in range(chooser.randint(30, 200))]
+    columns = (numbered(), *some)
+    first = key("int")
+    table = RandomTable(
+        name="t_many_columns",
+        key=(first,),
+        columns=columns,
+        source_columns=_shuffled((first, *columns), chooser),
+        target_columns=_shuffled((first, *columns), chooser) if chooser.random() < 0.5 else (),
+        identity="FULL" if chooser.random() < 0.3 else "",
     )
     return [table]
 

@@ -33,7 +33,7 @@ _KINDS: tuple[Kind, ...] = (
     exotic.no_identity, exotic.deferrable_key, exotic.other_key_on_target,
     exotic.identity_column, exotic.full_of_anything, exotic.generated_on_source,
     exotic.modified_key, exotic.enum_domain_key, exotic.alike_twins,
-    kinds.computed,
+    kinds.computed, exotic.wide_key, exotic.many_columns,
 )  # fmt: skip
 #: Drawn only when it is named: the daemon stops, as it must, at a value that the publisher does not send.
 _STOPPING: tuple[Kind, ...] = (exotic.filtered_big,)

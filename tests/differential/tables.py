@@ -108,6 +108,7 @@ class RandomTable:
         both_after, source_after, target_after: statements that follow the table's own.
         source_tree, target_tree: `PARTITION BY` clauses; the partitions are made by what follows.
         target_leaves: tables of the target that stand for this one, when it has none of this name.
+        source_columns: all columns in the publisher's order; key and other columns when empty.
         target_columns: all columns in the target's order; the source's order when empty.
         key_clause: what comes after the primary key, on both sides.
         target_key: the target's form of the primary key, with `{}` for its columns.
@@ -130,6 +131,7 @@ class RandomTable:
     source_tree: str = ""
     target_tree: str = ""
     target_leaves: tuple[str, ...] = ()
+    source_columns: tuple[RandomColumn, ...] = ()
     target_columns: tuple[RandomColumn, ...] = ()
     key_clause: str = ""
     target_key: str = "PRIMARY KEY ({})"
@@ -142,7 +144,7 @@ class RandomTable:
 
     @property
     def all_columns(self) -> tuple[RandomColumn, ...]:
-        """Key and other columns, in the order of the source."""
+        """Key and other columns."""
         return (*self.key, *self.columns)
 
     @property
@@ -162,7 +164,7 @@ class RandomTable:
 
     def source_sql(self) -> str:
         """Return the statements that make it on the publisher."""
-        columns = [column.definition(on_target=False) for column in self.all_columns]
+        columns = [column.definition(on_target=False) for column in self.source_columns or self.all_columns]
         primary = f"PRIMARY KEY ({self._key_names}) {self.key_clause}" if self.key else ""
         made = f"CREATE TABLE {self.name} ({_body(*columns, *self.both_extra, primary)}) {self.source_tree}"
         identity = (f"ALTER TABLE {self.name} REPLICA IDENTITY {self.identity}",) if self.identity else ()
@@ -170,7 +172,7 @@ class RandomTable:
 
     def target_sql(self) -> str:
         """Return the statements that make it on a target."""
-        body = self.target_body(self.target_columns or self.all_columns)
+        body = self.target_body(self.target_columns or self.source_columns or self.all_columns)
         if self.target_leaves:
             return _script(*(f"CREATE TABLE {leaf} ({body})" for leaf in self.target_leaves), *self.target_after)
         made = f"CREATE TABLE {self.name} ({body}) {self.target_tree}"
