@@ -115,7 +115,7 @@ def _compile(package: Path, hotpath: ModuleType) -> None:
         modules = cythonize(
             [Extension(name, [file], extra_compile_args=["-g0"]) for name, file in sources.items()],
             build_dir=directory,
-            # Annotations are mypy's; the compiler's types are in the .pxd files. Bounds stay checked.
+            # Annotations are mypy's; the compiler's types are in the .pxd files. Bounds stay checked, but for C arrays.
             compiler_directives={"language_level": 3, "annotation_typing": False, "boundscheck": True},
             quiet=True,
             show_all_warnings=False,

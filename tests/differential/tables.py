@@ -205,7 +205,9 @@ class RandomTable:
 
     @property
     def _key_names(self) -> str:
-        return ", ".join(column.name for column in self.key)
+        # In another order than the columns.
+        turn = len(self.key) // 2
+        return ", ".join(column.name for column in (*self.key[turn:], *self.key[:turn]))
 
     def _tables(self, *, on_target: bool) -> tuple[str, ...]:
         return self.target_leaves if on_target and self.target_leaves else (self.name,)

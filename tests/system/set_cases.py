@@ -193,8 +193,15 @@ CASES = (
     Case(
         name="t33",
         tables="CREATE TABLE t (a text, b text, v int, PRIMARY KEY (a, b));"
-        "CREATE TABLE raw (k bytea PRIMARY KEY, v int)",
+        "CREATE TABLE raw (k bytea PRIMARY KEY, v int);"
+        "CREATE TABLE nine (a int, b int, c int, d int, e int, f int, g int, h int, i int, v int,"
+        " PRIMARY KEY (a, c, d, e, f, g, h, i, b))",
         transactions=[
+            "INSERT INTO nine SELECT n, n, 1, 1, 1, 1, 1, 1, n % 2, 0 FROM generate_series(1, 6) AS n",
+            "UPDATE nine SET a = 1",
+            "UPDATE nine SET v = v + b",
+            *(f"UPDATE nine SET v = v + 10 WHERE b = {n}" for n in (1, 2, 3)),
+            "DELETE FROM nine WHERE b > 4",
             "INSERT INTO t VALUES ('ab', 'c', 1), ('', '', 2), ('NULL', '', 3), ('', 'NULL', 4)",
             "DELETE FROM t WHERE a = 'ab'",
             "INSERT INTO t VALUES ('a', 'bc', 5)",

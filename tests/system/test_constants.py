@@ -195,6 +195,27 @@ def test_a_second_publisher_copies_into_a_table_that_others_fill(
     _check(source, first.target, tenants)
 
 
+def test_a_truncate_that_deletes_keeps_its_place(
+    source_db: Database, target_with: Callable[[str], Database], run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """What its cascade takes along on the target are rows of before, and none that came behind it (T-26)."""
+    source_db.execute("CREATE SCHEMA t1; CREATE TABLE t1.head (id int PRIMARY KEY);"
+                      "CREATE TABLE t1.line (id int PRIMARY KEY, head int); CREATE PUBLICATION pub FOR ALL TABLES;"
+                      "INSERT INTO t1.head VALUES (1); INSERT INTO t1.line VALUES (10, 1)")  # fmt: skip
+    target = target_with("CREATE TABLE head (tenant int, id int, PRIMARY KEY (tenant, id)); CREATE TABLE line (tenant"
+                         " int, id int, head int, PRIMARY KEY (tenant, id),"
+                         " FOREIGN KEY (tenant, head) REFERENCES head ON DELETE CASCADE)")  # fmt: skip
+    settings = {"mapping.schemas.t1.schema": "public", "mapping.schemas.t1.set.tenant": "1"}
+    settings["target.session_replication_role"] = "origin"
+    route = Route(source=source_db, target=target, settings={**FAST, **settings})
+    done = run_command(route, "init", "--copy", "--set", "target.session_replication_role=replica")
+    assert done.returncode == 0, done.stderr
+    daemon = start_daemon(route)
+    source_db.execute("TRUNCATE t1.head; INSERT INTO t1.line VALUES (20, 1); INSERT INTO t1.head VALUES (1)")
+    daemon.wait_caught_up()
+    assert target.rows("SELECT id FROM line") == [(20,)]
+
+
 def test_conflicts_are_about_own_rows(
     source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:

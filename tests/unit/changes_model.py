@@ -126,7 +126,16 @@ FLOAT_TRIPLE = _spec(
     Equality.FLOAT,
     [[(b"0", b"1", b"-0"), (b"-0", b"1", b"0")], [(b"1", b"0", b"0")], [(b"NaN", b"1.5", b"-1")]],
 )
-SPECS = (PLAIN, PAIR, NUMERIC, BLANK, UNIQUE, BY_ROW, SERIAL, KEYLESS, FLOAT_TRIPLE)
+_ONES = (b"1",) * 9
+_NINE = _spec(
+    10,
+    ("int4",) * 9,
+    Equality.BYTES,
+    [[_ONES], [(*_ONES[1:], b"2")], [(b"1", b"2", *_ONES[2:])], [(b"2", *_ONES[1:])]],
+)
+#: More key columns than the compiled twin finds in a frame, in another order than on the wire.
+NINE = _NINE._replace(facts=replace(_NINE.facts, key_columns=("k0", *[f"k{n}" for n in range(2, 9)], "k1")))
+SPECS = (PLAIN, PAIR, NUMERIC, BLANK, UNIQUE, BY_ROW, SERIAL, KEYLESS, FLOAT_TRIPLE, NINE)
 
 
 class Side:

@@ -51,10 +51,12 @@ class TruncateStep(msgspec.Struct, frozen=True):
         """Return whether only these tables' own changes have to keep their place before it or after it.
 
         Not where a partition tree or a foreign key ties rows of other tables to them. A key that refers to them from
-        elsewhere makes PostgreSQL refuse the TRUNCATE, wherever it stands.
+        elsewhere makes PostgreSQL refuse the TRUNCATE, wherever it stands. The DELETE that some become may take rows of
+        other tables along.
         """
-        return all(
-            not (plan.foreign_keys or plan.facts.is_partitioned) and plan.facts.root_oid == plan.facts.oid
+        return not self.is_partial and all(
+            not (plan.constants or plan.foreign_keys or plan.facts.is_partitioned)
+            and plan.facts.root_oid == plan.facts.oid
             for plan in self.plans
         )
 

@@ -120,10 +120,12 @@ class NetSegment:
         self._order = key_order(plan)
         self._n_columns = len(plan.columns)
         if cython.compiled:
-            self._n_plain = len(self._plain) if len(self._plain) <= _MAX_PLAIN else 0
-            for index, position in enumerate(sorted(self._plain)[:_MAX_PLAIN]):
+            # Nothing checks the bounds of these arrays, so that one value too many would overwrite what lies behind.
+            plain = self._plain if len(self._plain) <= _MAX_PLAIN else ()
+            self._n_plain = len(plain)
+            for index, position in enumerate(sorted(plain)):
                 self._wanted[index] = position
-                self._found_at[self._plain.index(position)] = index
+                self._found_at[plain.index(position)] = index
 
     @property
     def is_empty(self) -> bool:

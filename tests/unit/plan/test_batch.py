@@ -12,10 +12,19 @@ from msgspec.structs import replace
 from parapply.errors import ProtocolError
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
 from parapply.plan.batch import Batch, Limits
-from parapply.plan.steps import OrderedStep, TablesStep, TruncateStep, is_serial, ordered_changes
-from parapply.plan.table import ForeignKey, Lane, Plans
+from parapply.plan.steps import (
+    OrderedStep,
+    TablesStep,
+    TruncateStep,
+    is_serial,
+    ordered_changes,
+    without_tables,
+)
+from parapply.plan.table import Constant, ForeignKey, Lane, Plans
 from parapply.plan.table_changes import NetSegment, RowSegment
+from parapply.wire.rows import KIND_AT, TRUNCATE
 from tests import build
+from tests.unit import plans
 from tests.unit.changes_model import BY_ROW, KEYLESS, NUMERIC, PAIR, PLAIN, SERIAL, SPECS, Side, Spec
 from tests.unit.changes_stream import Op, Publisher, assembled, batches, ops
 
@@ -130,13 +139,15 @@ def test_truncate_is_a_barrier_and_comes_once() -> None:
     assert sum(sum(changes.counts) for changes in batch.table_changes) == 6
 
 
-@pytest.mark.parametrize("tie", ["partition", "foreign key"])
+@pytest.mark.parametrize("tie", ["partition", "foreign key", "constants", "partial"])
 def test_truncate_of_a_table_with_ties_keeps_its_place(tie: str) -> None:
-    """Rows of other tables may depend on where it stands, so what came before is applied before it."""
-    publisher, transactions = _published(
-        Op("put", 0, key=1), Op("truncate", 0, key=0), Op("put", 0, key=1), specs=(PLAIN,)
-    )
-    [(relation, plan)] = publisher.plans.known.items()
+    """Rows of other tables may depend on where it stands, so what came before is applied before it.
+
+    Where it becomes a DELETE, keys of other tables may take their rows along.
+    """
+    wishes = (Op("put", 0, key=1), Op("truncate", 0, key=0), Op("put", 0, key=1), Op("put", 1, key=1))
+    publisher, transactions = _published(*wishes, specs=(PLAIN, PAIR))
+    relation, plan = next((one, plan) for one, plan in publisher.plans.known.items() if one.oid == PLAIN.oid)
     foreign = ForeignKey(
         name="f",
         positions=(),
@@ -147,13 +158,25 @@ def test_truncate_of_a_table_with_ties_keeps_its_place(tie: str) -> None:
         is_enforced=True,
         is_cascading=False,
     )
-    publisher.plans.known[relation] = (
-        replace(plan, facts=replace(plan.facts, root_oid=plan.facts.oid + 1))
-        if tie == "partition"
-        else replace(plan, foreign_keys=(foreign,))
-    )
+    ties = {
+        "partition": {"facts": replace(plan.facts, root_oid=plan.facts.oid + 1)},
+        "foreign key": {"foreign_keys": (foreign,)},
+        "constants": {"constants": (Constant(column=plans.column("x"), text="1"),)},
+        "partial": {},
+    }
+    publisher.plans.known[relation] = replace(plan, **ties[tie])
+    if tie == "partial":
+        for transaction in transactions:
+            transaction.changes = [
+                without_tables(change, [PLAIN.oid])
+                if isinstance(change, bytes) and change[KIND_AT] == TRUNCATE
+                else change
+                for change in transaction.changes
+            ]
     [batch] = batches(transactions, publisher.plans, [9])
     assert [type(step) for step in batch.steps] == [TablesStep, TruncateStep, TablesStep]
+    assert isinstance(batch.steps[2], TablesStep)
+    assert list(batch.steps[2].tables) == [PLAIN.facts.oid, PAIR.facts.oid]
 
 
 def test_a_truncate_of_nothing_or_of_the_unknown_is_malformed() -> None:

@@ -101,6 +101,26 @@ def test_columns_are_the_values_joined(
     assert columns_of(mixed, positions, (TEXT_OID,) * len(positions), 3) == expected
 
 
+@pytest.mark.parametrize("order", ["reversed", "rotated", "second last"])
+@pytest.mark.parametrize("n_columns", [8, 9, 10, 16])
+def test_keys_of_many_columns_are_whole(n_columns: int, order: str) -> None:
+    """Rows that differ in one key column are two rows, however many columns the key has and in whatever order."""
+    names = [f"c{number}" for number in range(n_columns)]
+    orders = {"reversed": names[::-1], "rotated": names[4:] + names[:4], "second last": [*names[:1], *names[2:], "c1"]}
+    facts = plans.table([plans.column(name) for name in (*names, "v")], orders[order])
+    sent = [plans.sent(name, is_key=True) for name in names]
+    plan = match(plans.relation(*sent, plans.sent("v")), facts)
+    rows = [[b"2" if at == changed else b"1" for at in range(n_columns)] for changed in range(n_columns + 1)]
+    keys = [tuple([wire(row[names.index(name)]) for name in orders[order]]) for row in rows]
+    for kind, effect in (("I", NET_INSERT), ("U", NET_UPDATE), ("D", NET_DELETE)):
+        segment = NetSegment(plan)
+        for row in rows:
+            segment.taker(ord(kind))(frame(kind, *row, b"v"))
+        assert list(segment.net) == keys
+        assert {one for one, _ in segment.net.values()} == {effect}
+        assert [values_of(row)[n_columns - 1] for row in kept(segment)] == [wire(row[-1]) for row in rows]
+
+
 PAIRS_OF_WORDS = st.tuples(*[st.sampled_from([b"", b"a", b"b"])] * 2)
 GAPS = st.one_of(TEXTS, st.just(...))
 
