@@ -34,12 +34,10 @@ _ODD_NAMES = (
     '''"'quote'"''', '"new\nline"', f'"{"long" * 15}"', '"CamelCase"', '"1st"', '"-- no comment"', '"tab\t"',
 )  # fmt: skip
 _STATEMENT_OF_ROWS = 4
-#: Of keys with more columns than the compiled twin finds in a frame.
-_WIDE_SHARE = 0.1
 
 
 def keyed(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
-    """Return three tables with keys of one to three columns of any type, or of many columns.
+    """Return three tables with keys of one to three columns of any type.
 
     Names of tables and columns are odd in every other one; the target may have other types, more columns and another
     order; the publication may list columns or filter rows.
@@ -51,12 +49,9 @@ def _keyed(name: str, chooser: random.Random, features: frozenset[Feature]) -> R
     first = chooser.choice(key_types(features))
     more = [one for one in available(features) if one.is_key]
     kinds = [first, *chooser.sample(more, chooser.choice((0, 0, 1, 2)))]
-    if is_wide := chooser.random() < _WIDE_SHARE:
-        # Of few values, so that keys differ in few columns.
-        kinds = [first, *chooser.choices((TYPES["bool"], TYPES["mood"]), k=chooser.randint(8, 12))]
     keys = tuple(column_of(kind, f"k{number}" if number else "k") for number, kind in enumerate(kinds))
     rest = others(chooser, features)
-    if not is_wide and chooser.random() < 0.5:
+    if chooser.random() < 0.5:
         name, keys, rest = _oddly_named(name, keys, rest, chooser)
     is_full = chooser.random() < 0.2 and is_comparable((*keys, *rest))
     # PostgreSQL 18 refuses updates where the replica identity holds a generated column that is not published.
