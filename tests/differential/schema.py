@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.differential import exotic, families, kinds, partitions, trees
+from tests.differential import changing, exotic, families, kinds, partitions, sizes, trees
 from tests.differential.types import types_sql
 
 if TYPE_CHECKING:
@@ -34,7 +34,12 @@ _KINDS: tuple[Kind, ...] = (
     exotic.identity_column, exotic.full_of_anything, exotic.generated_on_source,
     exotic.modified_key, exotic.enum_domain_key, exotic.alike_twins,
     kinds.computed, exotic.wide_key, exotic.many_columns,
+    changing.shifted, changing.emptied, changing.altered,
+    sizes.ends,
 )  # fmt: skip
+#: Drawn with one seed in so many, because they take long.
+_HEAVY: tuple[Kind, ...] = (sizes.many_tables, sizes.large_values)
+_HEAVY_EVERY = 9
 #: Drawn only when it is named: the daemon stops, as it must, at a value that the publisher does not send.
 _STOPPING: tuple[Kind, ...] = (exotic.filtered_big,)
 
@@ -102,5 +107,5 @@ def random_schema(seed: int, features: frozenset[Feature], only: Sequence[str] =
 
 def named_kinds() -> dict[str, Kind]:
     """Return every kind by its name, those too that are not drawn otherwise."""
-    every = (*_KINDS, *_STOPPING, exotic.keyed, kinds.audited, partitions.by_root, partitions.by_leaves)
+    every = (*_KINDS, *_HEAVY, *_STOPPING, exotic.keyed, kinds.audited, partitions.by_root, partitions.by_leaves)
     return {kind.__name__: kind for kind in every} | {"root_trees": trees.by_root, "leaf_trees": trees.by_leaves}
