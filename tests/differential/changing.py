@@ -25,8 +25,12 @@ def shifted(chooser: random.Random, features: frozenset[Feature]) -> list[Random
 
     Its key has up to ten columns, of which one moves.
     """
-    moving = RandomColumn(name="k", type_sql=chooser.choice(("int", "bigint", "numeric")), values=number(0, 40), spare="-1")
-    more = [column_of(TYPES[chooser.choice(("int", "text", "uuid"))], f"k{n}") for n in range(chooser.choice((0, 0, 1, 9)))]
+    moving = RandomColumn(
+        name="k", type_sql=chooser.choice(("int", "bigint", "numeric")), values=number(0, 40), spare="-1"
+    )
+    more = [
+        column_of(TYPES[chooser.choice(("int", "text", "uuid"))], f"k{n}") for n in range(chooser.choice((0, 0, 1, 9)))
+    ]
     usual = [replace(column, values=of(column.values(chooser), column.spare)) for column in more]
     is_full = chooser.random() < 0.3
     columns = (*others(chooser, features, is_exact=is_full, has_big=False), big(chooser))
@@ -51,19 +55,24 @@ def _apart(table: RandomTable, chooser: random.Random) -> str:
 def _one_by_one(table: RandomTable, chooser: random.Random) -> str:
     """Move each row to the place of the next, the first one to the last place or not at all."""
     circle = chooser.random() < 0.5
-    first, last = ("UPDATE {0} SET k = {1} WHERE k = {2}".format(table.name, *pair) for pair in ((-1, 20), (0, -1)))
+    first, last = (f"UPDATE {table.name} SET k = {new} WHERE k = {old}" for new, old in ((-1, 20), (0, -1)))
     step = f"UPDATE {table.name} SET k = r.k + 1 WHERE k = r.k"
-    loop = f"FOR r IN SELECT DISTINCT k FROM {table.name} WHERE k BETWEEN 0 AND 19 ORDER BY k DESC LOOP {step}; END LOOP"
+    loop = (
+        f"FOR r IN SELECT DISTINCT k FROM {table.name} WHERE k BETWEEN 0 AND 19 ORDER BY k DESC LOOP {step}; END LOOP"
+    )
     body = f"{first}; {loop}; {last};" if circle else f"{loop};"
     return f"DO $$ DECLARE r record; BEGIN {body} END $$"
 
 
 def emptied(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
-    """Return tables that TRUNCATE empties together, or with those that refer to them; foreign keys may be on one side."""
+    """Return tables that TRUNCATE empties together, or with those that refer to them."""
     parent = RandomTable(name="t_emptied", key=(key("int"),), columns=others(chooser, features))
     alone = RandomTable(name="t_emptied_alone", key=(key("int"),), columns=others(chooser, features))
-    up = RandomColumn(name="up", type_sql="int", values=lambda one: f"(SELECT min(k) FROM t_emptied WHERE k > {one.randrange(-5, 35)})",
-                      is_expression=True, nulls=0.2)  # fmt: skip
+
+    def some_parent(chooser: random.Random) -> str:
+        return f"(SELECT min(k) FROM t_emptied WHERE k > {chooser.randrange(-5, 35)})"
+
+    up = RandomColumn(name="up", type_sql="int", values=some_parent, is_expression=True, nulls=0.2)
     ties = "ALTER TABLE t_emptied_child ADD FOREIGN KEY (up) REFERENCES t_emptied ON DELETE CASCADE ON UPDATE CASCADE"
     child = RandomTable(
         name="t_emptied_child", key=(key("int"),), columns=(numbered(), up), source_after=(ties,),
@@ -96,9 +105,8 @@ def altered(chooser: random.Random, features: frozenset[Feature]) -> list[Random
     What the target does leaves the same rows whenever it is done.
     """
     name = "t_altered"
-    is_numeric = chooser.random() < 0.5
-    first = RandomColumn(name="k", type_sql="int", target_type="numeric" if is_numeric else "bigint", values=number(0, 40),
-                         spare="-1000")  # fmt: skip
+    target_type = chooser.choice(("numeric", "bigint"))
+    first = RandomColumn(name="k", type_sql="int", target_type=target_type, values=number(0, 40), spare="-1000")
     a = RandomColumn(name="a", type_sql="int", target_type="numeric", values=number(0, 40), nulls=0.2)
     columns = (numbered(), a, big(chooser))
     table = RandomTable(

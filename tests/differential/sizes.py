@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.differential.exotic import SCHEMAS
-from tests.differential.statements import KEYED, delete, insert, insert_one, operations_of, update, update_some, upsert
+from tests.differential.statements import delete, insert, insert_one, operations_of, update, update_some, upsert
 from tests.differential.tables import RandomColumn, RandomTable, column_of, key, numbered
 from tests.differential.types import available, mixed, number, of
 
 if TYPE_CHECKING:
     import random
 
-    from tests.differential.tables import Operation
     from tests.differential.types import Feature
 
 # More than the tables of a step from which their few rows are inserted by value (256).
@@ -97,7 +96,7 @@ def large_values(chooser: random.Random, features: frozenset[Feature]) -> list[R
 
 
 def many_tables(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
-    """Return hundreds of small tables, four of each name in different schemas, which one transaction writes together."""
+    """Return hundreds of small tables, four of each name, which one transaction writes together."""
     kinds = [one for one in available(features) if one.is_exact and one.is_comparable]
     tables = []
     for at in range(_N_TABLES):
@@ -123,12 +122,12 @@ def _written_with(table: RandomTable, tables: list[RandomTable]) -> RandomTable:
         chosen = chooser.sample(tables, chooser.randint(len(tables) // 4, len(tables)))
         # In one order, or sessions would wait for each other.
         return "; ".join(
-            (insert if chooser.random() < 0.8 else chooser.choice(operations_of(one)))(one, chooser)
+            (insert_one if one.key and chooser.random() < 0.8 else insert)(one, chooser)
             for one in sorted(chosen, key=lambda one: one.name)
         )
 
-    usual = KEYED if table.key else operations_of(table)
+    usual = tuple(operations_of(table))
     return RandomTable(
         name=table.name, key=table.key, columns=table.columns, identity=table.identity,
-        target_columns=table.target_columns, operations=(*usual, *[in_most] * (len(usual) // 3)),
+        target_columns=table.target_columns, operations=(*usual * 3, in_most),
     )  # fmt: skip
