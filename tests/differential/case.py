@@ -243,7 +243,7 @@ def _run(case: RandomCase, schema: RandomSchema, servers: Servers, stack: ExitSt
         stack.callback(applier.end)
         if case.is_two_phase and number > 0:
             applier.adopt()
-    live = LiveChanges([target, *[route.target for route in routes]], schema.tables, seed=case.seed)
+    live = LiveChanges([route.target for route in routes], target, schema.tables, seed=case.seed)
     counts = _follow(case, schema, source, appliers, live)
     _wait_builtin(builtin, target)
     live.finish(target)

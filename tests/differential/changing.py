@@ -163,6 +163,7 @@ def _with_passing(table: RandomTable, chooser: random.Random) -> str:
 def _live(name: str) -> tuple[str, ...]:
     """Return what the target does to the table, in this order and again from the start."""
     alter = f"ALTER TABLE {name}"
+    names = "k, n, a, big, d0, d1, d2, own"
     return (
         f"{alter} ADD COLUMN own text DEFAULT 'own'",
         f"{alter} ALTER k TYPE numeric",
@@ -170,6 +171,11 @@ def _live(name: str) -> tuple[str, ...]:
         f"{alter} ALTER a TYPE text",
         f"{alter} ADD COLUMN g text GENERATED ALWAYS AS (n * 2) STORED",
         f"{alter} DROP CONSTRAINT t_altered_pkey, ADD CONSTRAINT t_altered_pkey PRIMARY KEY (k)",
+        (
+            f"{alter} RENAME TO gone; CREATE TABLE {name} (LIKE gone INCLUDING ALL);"
+            f" INSERT INTO {name} ({names}) SELECT {names} FROM gone; DROP TABLE gone;"
+            f" {alter} RENAME CONSTRAINT t_altered_pkey1 TO t_altered_pkey"
+        ),
         f"{alter} DROP COLUMN own",
         f"{alter} ALTER k TYPE bigint, ALTER a TYPE numeric USING a::numeric",
         f"{alter} DROP COLUMN g",

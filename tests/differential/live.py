@@ -24,18 +24,22 @@ _LOCK_NOT_AVAILABLE = "55P03"
 class LiveChanges:
     """What each target has still to do; a statement that waits for a lock in vain is tried again later."""
 
-    def __init__(self, databases: Sequence[Database], tables: Sequence[RandomTable], *, seed: int) -> None:
+    def __init__(
+        self, databases: Sequence[Database], oracle: Database, tables: Sequence[RandomTable], *, seed: int
+    ) -> None:
         """Do nothing yet.
 
         Args:
-            databases: of all targets.
+            databases: of the daemons' targets.
+            oracle: target of the built-in subscription, which does all in the end: with a column that was added while
+                it ran, it has written another column's value there.
             tables: some of which may have statements.
             seed: of their moments.
         """
         self._chooser = random.Random(f"live {seed}")
         self._changing = [table for table in tables if table.target_live]
         self._next = dict.fromkeys((table.name for table in self._changing), 0)
-        self._left: dict[str, list[str]] = {database.dbname: [] for database in databases}
+        self._left: dict[str, list[str]] = {database.dbname: [] for database in (*databases, oracle)}
         self._databases = databases
 
     def go_on(self) -> None:

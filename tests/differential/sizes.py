@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # More than the tables of a step from which their few rows are inserted by value (256).
 _N_TABLES = 300
+# Tables that are sometimes written together with most of the others.
+_N_WRITTEN_WITH = 12
 #: By type: both ends, what is next to them, and other texts that its input and output treat by themselves.
 _ENDS = {
     "bigint": ("9223372036854775807", "-9223372036854775808", "-9223372036854775807", "1000000000000000000"),
@@ -112,7 +114,7 @@ def many_tables(chooser: random.Random, features: frozenset[Feature]) -> list[Ra
                 target_columns=(*some, numbered(), *((key("int"),) if has_key else ())),
             )
         )
-    return [_written_with(table, tables) for table in tables]
+    return [_written_with(table, tables) for table in tables[:_N_WRITTEN_WITH]] + tables[_N_WRITTEN_WITH:]
 
 
 def _written_with(table: RandomTable, tables: list[RandomTable]) -> RandomTable:
