@@ -259,6 +259,7 @@ def _run(case: RandomCase, schema: RandomSchema, servers: Servers, stack: ExitSt
             error.add_note(f"{way}\n{applier.log()}")
             raise
         counts["streams followed"] += len(applier.events_of("stream_followed"))
+        counts["times behind"] += len(applier.events_of("catch_up_entered"))
     check_builtin(wanted, serial, schema.tables)
     counts["daemons killed"] = sum(len(applier.daemons) - 1 for applier in appliers)
     return counts

@@ -102,7 +102,7 @@ _PASSING = ("d0", "d1", "d2")
 def altered(chooser: random.Random, features: frozenset[Feature]) -> list[RandomTable]:
     """Return a table whose columns, types, identity and OID change on the publisher, while the target also changes.
 
-    What the target does leaves the same rows whenever it is done.
+    The target's changes leave the same rows whenever they are made.
     """
     name = "t_altered"
     target_type = chooser.choice(("numeric", "bigint"))
@@ -161,7 +161,7 @@ def _with_passing(table: RandomTable, chooser: random.Random) -> str:
 
 
 def _live(name: str) -> tuple[str, ...]:
-    """Return what the target does to the table, in this order and again from the start."""
+    """Return the statements of the target, run in this order and again from the start."""
     alter = f"ALTER TABLE {name}"
     names = "k, n, a, big, d0, d1, d2, own"
     return (

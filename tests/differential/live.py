@@ -22,7 +22,7 @@ _LOCK_NOT_AVAILABLE = "55P03"
 
 
 class LiveChanges:
-    """What each target has still to do; a statement that waits for a lock in vain is tried again later."""
+    """Statements that each target has still to run; a statement that waits for a lock in vain is tried again later."""
 
     def __init__(
         self, databases: Sequence[Database], oracle: Database, tables: Sequence[RandomTable], *, seed: int

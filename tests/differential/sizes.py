@@ -131,5 +131,5 @@ def _written_with(table: RandomTable, tables: list[RandomTable]) -> RandomTable:
     usual = tuple(operations_of(table))
     return RandomTable(
         name=table.name, key=table.key, columns=table.columns, identity=table.identity,
-        target_columns=table.target_columns, operations=(*usual * 3, in_most),
+        target_columns=table.target_columns, operations=(*usual, *[in_most] * len(usual)),
     )  # fmt: skip
