@@ -40,7 +40,7 @@ class LiveChanges:
         self._changing = [table for table in tables if table.target_live]
         self._next = dict.fromkeys((table.name for table in self._changing), 0)
         self._left: dict[str, list[str]] = {database.dbname: [] for database in (*databases, oracle)}
-        self._databases = databases
+        self._databases = list(databases)
 
     def go_on(self) -> None:
         """Perhaps have one more statement to run, and run what can be run now."""
@@ -52,8 +52,9 @@ class LiveChanges:
             self._next[table.name] += 1
             for left in self._left.values():
                 left.append(statement)
-        for database in self._databases:
-            self._run(database, "20ms")
+        # One of them at a time: most have to wait in vain.
+        self._databases.append(self._databases.pop(0))
+        self._run(self._databases[0], "20ms")
 
     def finish(self, database: Database) -> None:
         """Run the rest, on a target that has applied everything."""
