@@ -19,7 +19,7 @@ _ROUTES = 3
 _BATCH_TRANSACTIONS = (1, 4, 1000)
 # All are followed by a worker as long as one is free, the largest are, none is.
 _STREAM_START_BYTES = (0, 300_000, 1 << 30)
-# Of WAL that is read at once, by whoever is behind at all; 0: nothing but a stream, as for so small a backlog.
+# Of WAL that is read at once by a daemon that is behind at all; 0: by none, as for so small a backlog.
 _RANGE_BYTES = (0, 0, 8192, 65_536)
 _STREAMING = ("auto", "auto", "on", "off")
 # In this order any three in a row have both orders, both roles and both numbers of workers.
