@@ -87,7 +87,7 @@ def emptied(chooser: random.Random, features: frozenset[Feature]) -> list[Random
         rows = [insert(one, chooser) for one in (parent, alone, child)]
         return "; ".join((*chooser.sample(rows[:2], chooser.randint(0, 2)), text, *rows[: chooser.randint(0, 3)]))
 
-    return [replace(table, operations=(*KEYED, *[empty] * 2)) for table in (parent, child, alone)]
+    return [replace(table, operations=(*KEYED, empty)) for table in (parent, child, alone)]
 
 
 # A publication of all tables has it already.

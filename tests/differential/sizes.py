@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from tests.differential.types import Feature
 
 # More than the tables of a step from which their few rows are inserted by value (256).
-_N_TABLES = 300
+_N_TABLES = 320
 # Tables that are sometimes written together with most of the others.
-_N_WRITTEN_WITH = 12
+_N_WRITTEN_WITH = 16
 #: By type: both ends, what is next to them, and other texts that its input and output treat by themselves.
 _ENDS = {
     "bigint": ("9223372036854775807", "-9223372036854775808", "-9223372036854775807", "1000000000000000000"),
@@ -121,7 +121,7 @@ def _written_with(table: RandomTable, tables: list[RandomTable]) -> RandomTable:
     """Return a table one of whose operations writes to most of the others as well."""
 
     def in_most(_: RandomTable, chooser: random.Random) -> str:
-        chosen = chooser.sample(tables, chooser.randint(len(tables) // 4, len(tables)))
+        chosen = chooser.sample(tables, chooser.randint(_N_TABLES // 2, _N_TABLES))
         # In one order, or sessions would wait for each other.
         return "; ".join(
             (insert_one if one.key and chooser.random() < 0.8 else insert)(one, chooser)
