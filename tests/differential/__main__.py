@@ -59,7 +59,7 @@ def main(
         first = secrets.randbelow(1_000_000) if seed is None else seed
         if is_sql:
             case = cases.draw(first)
-            schema = random_schema(first, servers_of(case.majors).features, only)
+            schema = random_schema(first, servers_of(case.majors).features, case.only)
             click.echo(f"{case}\n-- publisher\n{schema.source_sql()};\n-- target\n{schema.target_sql()}")
             return
         cases.run(first, time.monotonic() + (minutes or 0) * 60)

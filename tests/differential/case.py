@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from parapply import failpoints
 from tests.differential.compare import check_builtin, check_target, read_source, read_target
+from tests.differential.live import LiveChanges
 from tests.differential.schema import RandomSchema, random_schema
 from tests.differential.stream import RandomStream
 from tests.differential.types import Feature
@@ -242,12 +243,15 @@ def _run(case: RandomCase, schema: RandomSchema, servers: Servers, stack: ExitSt
         stack.callback(applier.end)
         if case.is_two_phase and number > 0:
             applier.adopt()
-    counts = _follow(case, schema, source, appliers)
+    live = LiveChanges([route.target for route in routes], target, schema.tables, seed=case.seed)
+    counts = _follow(case, schema, source, appliers, live)
     _wait_builtin(builtin, target)
+    live.finish(target)
     wanted, serial = read_source(source, schema.tables), read_target(target, schema.tables)
     for way, applier in zip(case.ways, appliers, strict=True):
         try:
             applier.catch_up()
+            live.finish(applier.route.target)
             check_target(wanted, serial, applier.route.target, schema.tables, role=way.role)
             if case.is_two_phase:
                 check_nothing_is_left(applier.route.target)
@@ -255,6 +259,7 @@ def _run(case: RandomCase, schema: RandomSchema, servers: Servers, stack: ExitSt
             error.add_note(f"{way}\n{applier.log()}")
             raise
         counts["streams followed"] += len(applier.events_of("stream_followed"))
+        counts["times behind"] += len(applier.events_of("catch_up_entered"))
     check_builtin(wanted, serial, schema.tables)
     counts["daemons killed"] = sum(len(applier.daemons) - 1 for applier in appliers)
     return counts
@@ -268,13 +273,14 @@ def new_database(server: PgServer, role: str, stack: ExitStack) -> Database:
 
 
 def _follow(
-    case: RandomCase, schema: RandomSchema, source: Database, appliers: Sequence[Applier]
+    case: RandomCase, schema: RandomSchema, source: Database, appliers: Sequence[Applier], live: LiveChanges
 ) -> Counter[str]:  # fmt: skip
     """Run the stream with the daemons started before it, in its middle, or after it."""
 
     def tend() -> None:
         for applier in appliers:
             applier.tend()
+        live.go_on()
 
     with RandomStream(source, schema.tables, seed=case.seed, is_two_phase=case.is_two_phase) as load:
         for part in range(2):

@@ -16,6 +16,7 @@ from parapply.demo.binaries import available
 from tests.differential.case import RandomCase, Servers, draw_case, run_case
 from tests.differential.conflicts import draw_conflicts, run_conflicts
 from tests.differential.policies import run_policies
+from tests.differential.schema import drawn_alone
 from tests.fixtures.selection import Selection
 from tests.fixtures.servers import ServerPool
 
@@ -93,7 +94,8 @@ class Cases:
 
     def draw(self, seed: int) -> RandomCase:
         """Return the case of a seed."""
-        return draw_case(seed, self._majors, has_crashes=self._has_crashes, only=self._only)
+        only = self._only or drawn_alone(seed)
+        return draw_case(seed, self._majors, has_crashes=self._has_crashes, only=only)
 
     def run(self, first_seed: int, until_s: float) -> None:
         """Run at least one case, and more until a time of the monotonic clock."""

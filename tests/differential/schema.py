@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.differential import exotic, families, kinds, partitions, trees
+from tests.differential import changing, exotic, families, kinds, partitions, sizes, trees
 from tests.differential.types import types_sql
 
 if TYPE_CHECKING:
@@ -34,7 +34,12 @@ _KINDS: tuple[Kind, ...] = (
     exotic.identity_column, exotic.full_of_anything, exotic.generated_on_source,
     exotic.modified_key, exotic.enum_domain_key, exotic.alike_twins,
     kinds.computed, exotic.wide_key, exotic.many_columns,
+    changing.shifted, changing.emptied, changing.altered,
+    sizes.ends,
 )  # fmt: skip
+# One seed in so many draws one of these, alone: they take long, or their tables outnumber all others.
+_ALONE: tuple[Kind, ...] = (sizes.many_tables, sizes.large_values)
+_ALONE_EVERY = 9
 #: Drawn only when it is named: the daemon stops, as it must, at a value that the publisher does not send.
 _STOPPING: tuple[Kind, ...] = (exotic.filtered_big,)
 
@@ -100,7 +105,12 @@ def random_schema(seed: int, features: frozenset[Feature], only: Sequence[str] =
     return RandomSchema(tables=[*tables, kinds.bulk()], features=features, is_via_root=is_via_root)
 
 
+def drawn_alone(seed: int) -> tuple[str, ...]:
+    """Return the name of the kind that long runs draw alone with a seed; mostly none."""
+    return () if seed % _ALONE_EVERY else (_ALONE[seed // _ALONE_EVERY % len(_ALONE)].__name__,)
+
+
 def named_kinds() -> dict[str, Kind]:
     """Return every kind by its name, those too that are not drawn otherwise."""
-    every = (*_KINDS, *_STOPPING, exotic.keyed, kinds.audited, partitions.by_root, partitions.by_leaves)
+    every = (*_KINDS, *_ALONE, *_STOPPING, exotic.keyed, kinds.audited, partitions.by_root, partitions.by_leaves)
     return {kind.__name__: kind for kind in every} | {"root_trees": trees.by_root, "leaf_trees": trees.by_leaves}

@@ -118,6 +118,7 @@ class RandomTable:
         listed: the columns that the publication lists; all when empty.
         where: row filter of the publication; none when empty.
         is_ambiguous: holds rows that are equal but look different, of which the built-in subscription changes any.
+        target_live: statements that a target runs while it applies, in this order and again from the first.
     """
 
     name: str
@@ -141,6 +142,7 @@ class RandomTable:
     listed: tuple[RandomColumn, ...] = ()
     where: str = ""
     is_ambiguous: bool = False
+    target_live: tuple[str, ...] = ()
 
     @property
     def all_columns(self) -> tuple[RandomColumn, ...]:

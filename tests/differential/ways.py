@@ -19,6 +19,8 @@ _ROUTES = 3
 _BATCH_TRANSACTIONS = (1, 4, 1000)
 # All are followed by a worker as long as one is free, the largest are, none is.
 _STREAM_START_BYTES = (0, 300_000, 1 << 30)
+# Of WAL that is read at once by a daemon that is behind at all; 0: by none, as for so small a backlog.
+_RANGE_BYTES = (0, 0, 8192, 65_536)
 _STREAMING = ("auto", "auto", "on", "off")
 # In this order any three in a row have both orders, both roles and both numbers of workers.
 _WAYS = (
@@ -43,12 +45,18 @@ class Way:
     batch_transactions: int
     stream_start_bytes: int  # of a transaction in progress before a worker follows it
     streaming: str
+    range_bytes: int  # of WAL to catch up that is read at once; 0: it is all streamed
     audited: str  # how the table with an audit is applied: each transaction separately, or several as one
 
     @property
     def settings(self) -> Mapping[str, str | float]:
         """The daemon's settings."""
+        ranges = {
+            "source.catch_up_enter_bytes": 1, "source.catch_up_range_bytes": self.range_bytes,
+            "source.catch_up_pause_s": 0,
+        }  # fmt: skip
         return {
+            **(ranges if self.range_bytes else {}),
             "apply.commit_order": self.commit_order,
             "apply.workers": self.workers,
             "apply.max_batch_transactions": self.batch_transactions,
@@ -62,7 +70,8 @@ class Way:
         """Return it for people."""
         streams = f"streaming {self.streaming} from {self.stream_start_bytes} bytes"
         applied = f"batches of {self.batch_transactions}, audit {self.audited}, {streams}"
-        return f"{self.commit_order}, {self.workers} workers, {self.role}, {applied}"
+        ranges = f", ranges of {self.range_bytes} bytes" if self.range_bytes else ""
+        return f"{self.commit_order}, {self.workers} workers, {self.role}, {applied}{ranges}"
 
 
 def random_ways(seed: int) -> list[Way]:
@@ -71,6 +80,8 @@ def random_ways(seed: int) -> list[Way]:
     The first that may follow transactions in progress, because it has several workers, follows them all.
     """
     chooser = random.Random(f"ways {seed}")
+    # By itself, so that seeds of old keep all else.
+    range_chooser = random.Random(f"ranges {seed}")
     sizes = chooser.sample(_BATCH_TRANSACTIONS, _ROUTES)
     starts = [chooser.choice(_STREAM_START_BYTES) for _ in range(_ROUTES)]
     chosen = [_WAYS[(_ROUTES * seed + number) % len(_WAYS)] for number in range(_ROUTES)]
@@ -78,7 +89,8 @@ def random_ways(seed: int) -> list[Way]:
     return [
         Way(
             commit_order=order, workers=workers, role=role, batch_transactions=size, stream_start_bytes=start,
-            streaming=chooser.choice(_STREAMING), audited=chooser.choice(("auto", "ordered")),
+            streaming=chooser.choice(_STREAMING), range_bytes=range_chooser.choice(_RANGE_BYTES),
+            audited=chooser.choice(("auto", "ordered")),
         )
         for (order, workers, role), size, start in zip(chosen, sizes, starts, strict=True)
     ]  # fmt: skip

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.differential.case import MAJORS, draw_case
-from tests.differential.schema import SEEDS_OF_ALL_KINDS, named_kinds, random_schema
+from tests.differential.schema import SEEDS_OF_ALL_KINDS, drawn_alone, named_kinds, random_schema
 from tests.differential.statements import operations_of
 from tests.differential.types import TYPES, Feature, available
 from tests.differential.ways import SEEDS_OF_ALL_WAYS, all_ways, random_ways
@@ -50,6 +50,13 @@ def _kinds_of(seeds: range) -> set[str]:
     """Return the tables' names, where an odd one stands for its kind."""
     names = {table.name for seed in seeds for table in random_schema(seed, _EVERYTHING).tables}
     return {name for name in names if name.startswith("t_") and not name.startswith("t_key_")}
+
+
+def test_long_runs_draw_each_large_kind_alone() -> None:
+    """Few seeds have a kind alone, and its name draws it again."""
+    names = [name for seed in range(100) for name in drawn_alone(seed)]
+    assert set(names) == {"many_tables", "large_values"} <= named_kinds().keys()
+    assert len(names) < 20
 
 
 def test_every_type_is_drawn_as_key_and_as_value_somewhere() -> None:
