@@ -15,8 +15,8 @@
 --   state    state schema of another role in which this one also has slots; left out: it may write none but its own
 --
 -- Progress of daemons of other roles, and the queue of commands, are left out, and grants on them are taken back: they
--- may come from an older script, or where the owner has made them since. A role that publisher.sql made here also needs
--- that script again after this one, where commands are queued.
+-- may come from an older script, or where the owner has made them since. Rights to read the queue, as publisher.sql gives
+-- them, stay. For a state schema of another role -v state is needed each time.
 
 \set ON_ERROR_STOP on
 \set QUIET on
@@ -70,9 +70,24 @@ SELECT coalesce(array_agg(oid), '{}') AS others FROM (
      GROUP BY n.oid
     HAVING NOT bool_or(:'role'::name IN (pg_get_userbyid(n.nspowner), pg_get_userbyid(c.relowner)))) marked
 \gset
-SELECT format('REVOKE ALL ON SCHEMA %1$I FROM %2$I; REVOKE ALL ON ALL TABLES IN SCHEMA %1$I FROM %2$I;'
-              ' REVOKE ALL ON ALL SEQUENCES IN SCHEMA %1$I FROM %2$I', nspname, :'role')
-  FROM pg_namespace WHERE oid = ANY (:'others')
+-- Only where it has a right, because the role that runs this need not own all.
+SELECT format('REVOKE %s ON %s FROM %I', rights, place, :'role') FROM (
+    SELECT CASE WHEN has_queue THEN 'CREATE' ELSE 'ALL' END AS rights, format('SCHEMA %I', nspname) AS place
+      FROM pg_namespace n, LATERAL (
+          SELECT nspname = 'parapply' AND EXISTS (
+              SELECT FROM pg_class WHERE relnamespace = n.oid AND relname = 'ddl_queue') AS has_queue) looked
+     WHERE oid = ANY (:'others')
+       AND has_schema_privilege(:'role', oid, CASE WHEN has_queue THEN 'CREATE' ELSE 'USAGE, CREATE' END)
+    UNION ALL
+    SELECT CASE WHEN nspname = 'parapply' AND relname = 'ddl_queue' THEN 'INSERT, UPDATE, DELETE, TRUNCATE'
+                ELSE 'ALL' END,
+           format('%s %I.%I', CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, nspname, relname)
+      FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+     WHERE n.oid = ANY (:'others')
+       AND CASE WHEN relkind = 'S' THEN has_sequence_privilege(:'role', c.oid, 'USAGE, SELECT, UPDATE')
+           WHEN relkind IN ('r', 'p', 'v', 'm', 'f')
+           THEN has_any_column_privilege(:'role', c.oid, 'SELECT, INSERT, UPDATE, REFERENCES')
+             OR has_table_privilege(:'role', c.oid, 'DELETE, TRUNCATE, TRIGGER') END) given
 \gexec
 
 -- UPDATE on sequences is for `parapply sequences`, USAGE for defaults that call nextval.

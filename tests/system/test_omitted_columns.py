@@ -255,3 +255,52 @@ def test_no_value_comes_by_another_name(
     refused(daemon, "became public.thing, which has another `replace` or `omit` in [mapping]")
     query = "SELECT id, secret, hidden FROM item UNION ALL SELECT id, secret, hidden FROM thing ORDER BY id"
     assert target.rows(query) == [(100, "own", None), (101, "own", None)]
+
+
+def test_columns_that_come_and_go(
+    source: Database, new_target: Callable[[], Database], start_daemon: StartDaemon
+) -> None:
+    """A column may be left out that older changes lack, be dropped, or be left out by the publication.
+
+    One that was renamed between changes that are not applied yet ends the daemon, whichever of its names is given.
+    """
+    target = new_target()
+    target.execute("ALTER TABLE item ADD late text, ADD hidden text")
+    source.execute("CREATE PUBLICATION few FOR TABLE item (id, secret, v)")
+
+    def omitting(slot: str, columns: str) -> Route:
+        settings: Mapping[str, str | float] = {**FAST, 'mapping.tables."public.item".omit': columns}
+        return Route(source=source, target=target, publication="few", settings=settings, slot=slot)
+
+    def publish(columns: str) -> None:
+        source.execute(f"ALTER PUBLICATION few SET TABLE item ({columns})")
+
+    route = omitting("added", "secret,late")
+    make_slot(route)
+    source.execute("INSERT INTO item VALUES (100, 'hush', 'v'); ALTER TABLE item ADD late text")
+    publish("id, secret, v, late")
+    source.execute("INSERT INTO item (id, secret, late) VALUES (101, 'hush', 'hush')")
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
+    publish("id, v, late")
+    source.execute("INSERT INTO item (id, secret, late) VALUES (102, 'hush', 'hush')")
+    publish("id, secret, v")
+    source.execute("ALTER TABLE item DROP late; INSERT INTO item (id, secret) VALUES (103, 'hush')")
+    daemon.wait_caught_up()
+    daemon.stop()
+    query = "SELECT id, secret, late, hidden FROM item ORDER BY id"
+    assert target.rows(query) == [(number, "own", None, None) for number in range(100, 104)]
+    for slot, name in (("renamed", "hidden"), ("back", "secret")):
+        make_slot(omitting(slot, name))
+    source.execute("INSERT INTO item (id, secret) VALUES (104, 'hush'); ALTER TABLE item RENAME secret TO hidden;"
+                   "INSERT INTO item (id, hidden) VALUES (105, 'hush')")  # fmt: skip
+    for slot, name in (("renamed", "hidden"), ("back", "secret")):
+        daemon = start_daemon(omitting(slot, name))
+        assert daemon.exit_code() == 4, daemon.log_tail()
+        assert f'column "{name}" is not published' in daemon.failure
+    assert target.rows(f"SELECT * FROM ({query}) AS all_of WHERE id > 103") == []
+    both = start_daemon(omitting("renamed", "hidden,secret"))
+    both.wait_caught_up()
+    assert target.rows(f"SELECT * FROM ({query}) AS all_of WHERE id > 103") == [
+        (number, "own", None, None) for number in (104, 105)
+    ]

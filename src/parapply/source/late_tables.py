@@ -198,6 +198,15 @@ async def names(conn: Connection, oids: Collection[int]) -> dict[int, Name]:
         return {oid: (schema, name) for oid, schema, name in await read_rows(conn, query, [list(oids)])}
 
 
+async def columns(conn: Connection, oid: int) -> dict[str, int]:
+    """Return the numbers of the columns that a table has now, by name; none if it is gone."""
+    query: LiteralString = """
+        SELECT attname, attnum::int FROM pg_catalog.pg_attribute
+         WHERE attrelid = $1::oid AND attnum > 0 AND NOT attisdropped"""
+    with source_errors("reading a table's columns"):
+        return dict(await read_rows(conn, query, [oid]))
+
+
 def why_not_whole(line: Sequence[TablePlace], known: Collection[str]) -> str:
     """Return why the stream may lack rows of a table; empty: it has all of them.
 

@@ -108,6 +108,11 @@ class Copied:
         self._sought: set[Relation] = set()
         #: With no root above them that has other expressions.
         self._judged: set[Relation] = set()
+        #: Announced with columns to leave out, and compared with the publisher's; the last one by OID.
+        self._compared: set[Relation] = set()
+        self._last: dict[int, Relation] = {}
+        #: Numbers of the publisher's columns by name, as last seen, by OID of tables with columns to leave out.
+        self._numbers: dict[int, dict[str, int]] = {}
         #: Written by looks; one is due as soon as a command calls and another slot has changed its own.
         self._taken = taken
         self._names = names
@@ -291,8 +296,10 @@ class Copied:
         name = relation.full_name
         if self.starts.leaves_out(name[0]):
             return True
-        if sharing.problems(self._config, [name], self._taken) or (
-            relation in self._tables.plans.refused and relation not in self._sought
+        if (
+            self._is_to_compare(relation)
+            or sharing.problems(self._config, [name], self._taken)
+            or (relation in self._tables.plans.refused and relation not in self._sought)
         ):
             return False
         row = self._row(relation.oid)
@@ -315,12 +322,46 @@ class Copied:
             self._log.info("state_left_out", schemas=sorted(schemas))
             self.starts.leave_out(schemas)
             return
+        if self._is_to_compare(relation):
+            await self._compare_columns(relation)
+            if self._is_settled(relation):
+                return
         row = self._row(relation.oid)
         if row is not None:
             await self._settle_known(relation, row)
         else:
             sharing.check_renamed(self._mapping, self._was_named(relation), name)
             await self._settle_new(relation, self._namesake(name), may_be_missing=may_be_missing)
+
+    def _is_to_compare(self, relation: Relation) -> bool:
+        return relation not in self._compared and bool(self._mapping.omitted_of(relation.full_name))
+
+    async def _compare_columns(self, relation: Relation) -> None:
+        """Apply a table that lacks columns to leave out, unless one that it has may be one of them by another name.
+
+        They may have been added since, be dropped, be no longer published, or have a name that is also left out.
+        """
+        now = await late_tables.columns(self._source, relation.oid)
+        last, known = self._last.get(relation.oid), self._numbers.setdefault(relation.oid, {})
+        sent = {column.name for column in relation.columns}
+        before = {column.name for column in last.columns} if last is not None else sent
+        lacked = last.lacks if last is not None else ()
+
+        def is_explained(name: str) -> bool:
+            was_sent = last is not None and name not in lacked
+            if was_sent and sent == before and len(relation.lacks) == len(lacked):
+                return True  # by another column that is left out as well
+            if name in now:
+                return not was_sent or sent <= before
+            return name in known and known[name] not in now.values()
+
+        is_right = sent <= now.keys() and all(map(is_explained, relation.lacks))
+        if relation.lacks and is_right:
+            await self._tables.apply_lacking(relation)
+        if is_right or not relation.lacks:
+            known |= now
+            self._last[relation.oid] = relation
+        self._compared.add(relation)
 
     async def _settle_known(self, relation: Relation, row: CopyRow) -> None:
         if relation in self._tables.plans.refused and await self._has_other_name(relation, row):

@@ -87,6 +87,8 @@ class TablePlans:
         self._sources: dict[tuple[str, str], dict[tuple[str, str], Mapping[str, str]]] = {}
         #: Names on the publisher by which to look for tables that a transaction still calls by an earlier one.
         self._renamed: dict[Relation, tuple[str, str]] = {}
+        #: Lack columns that were to be left out, which have no other name there.
+        self._lacking: set[Relation] = set()
         #: Plans by the catalogue alone; `plans` holds them downgraded where a table is not trusted.
         self._planned: dict[Relation, TablePlan] = {}
         #: A plan and the facts that it was made of, by what tables of one shape share; see `_of_shape`.
@@ -150,6 +152,16 @@ class TablePlans:
         """
         self._renamed[relation] = name
         await self.resolve([relation])
+
+    async def apply_lacking(self, relation: Relation) -> None:
+        """Apply a relation that lacks columns which were to be left out, and plan it again if it was refused.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        self._lacking.add(relation)
+        if relation in self.plans.refused:
+            await self.resolve([relation])
 
     async def read_ahead(self, relations: Iterable[Relation]) -> None:
         """Wait for relations that are being read ahead; not for long where that takes long."""
@@ -367,6 +379,8 @@ class TablePlans:
         setting = self._config.get(relation.qualified_name)
         constants = {} if self._mapping is None else self._mapping.constants_of(self._name(relation))
         omitted = () if self._mapping is None else self._mapping.omitted_of(self._name(relation))
+        if relation in self._lacking:
+            omitted = tuple([name for name in omitted if name not in relation.lacks])
         if setting or constants or omitted or judged:
             plan = match.match(
                 relation, found, parallel=setting.parallel if setting else "auto", is_relaxed=self._is_relaxed,

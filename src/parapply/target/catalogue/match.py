@@ -173,7 +173,8 @@ def _check_omitted(relation: Relation, facts: TableFacts, omitted: Collection[st
         raise TargetRefused(
             f"`omit` of {relation.qualified_name} cannot be followed in {facts.schema}.{facts.name}:"
             f" {'; '.join(problems)}",
-            hint="correct `omit` in [mapping] (a column may have been renamed), or drop the rule of the target table",
+            hint="correct `omit` in [mapping] (a column may have been renamed), or drop the rule of the target table;"
+            " leave an old name in `omit` until all transactions from before are applied (`run --until`)",
         )
 
 
