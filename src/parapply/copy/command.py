@@ -56,6 +56,7 @@ class CopyOptions(LoadOptions, frozen=True, kw_only=True):
 
     truncates: bool = False  # tables that hold rows
     brings_schema: bool = False
+    brings_roles: bool = False  # before the copy
     pg_dump: str | None = None
     on_progress: Callable[[CopyProgress], None] | None = None  # called about once a second, and at the end
     tables: tuple[str, ...] = ()  # schema.table; of `refresh`: copy these, empty: those that are not copied, nor paused
