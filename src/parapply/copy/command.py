@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -36,16 +35,15 @@ from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from parapply.config import Config
     from parapply.copy.published import PublishedTable
     from parapply.copy.snapshot import SourceSnapshot
     from parapply.plan.copy_starts import Name
 
-#: Seconds between two checks whether the daemon knows of the copy, and after which a message says what is waited for.
+#: Seconds between two checks whether the daemon knows of the copy.
 _POLL_S = 0.02
-_PATIENCE_S = 3.0
 #: Seconds until a daemon has noted a new timeline, at most.
 _PROMOTION_S = 40.0
 _DIFFERS = "`parapply check` names what differs on the target"
@@ -246,16 +244,6 @@ _WAITS_FOR_TRANSACTIONS = (
 )
 
 
-@asynccontextmanager
-async def _patiently(text: str) -> AsyncIterator[asyncio.TimerHandle]:
-    """Report the object of a wait if it takes a while."""
-    timer = asyncio.get_running_loop().call_later(_PATIENCE_S, click.echo, text)
-    try:
-        yield timer
-    finally:
-        timer.cancel()
-
-
 def _why_refused(error: ParapplyError) -> str:
     """Return advice for a row that the target does not take; empty: none is known."""
     cause = error.__cause__
@@ -280,7 +268,10 @@ class _Copy:
         """Make the slot and copy from its own snapshot, where the stream begins; return the slot if the copy pauses."""
         schema, login = self._schema, self._config.source.login
         shapes = await on_target.shapes(self._target, [table.here() for table in tables])
-        async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, self._name) as snapshot:
+        async with (
+            lifecycle.patiently(_WAITS_FOR_TRANSACTIONS) as told,
+            snapshots.exported(login, self._name) as snapshot,
+        ):
             told.cancel()
             failpoints.probe(failpoints.COPY_SLOT)
             # One transaction, so that a daemon which finds the state also finds the tables under way.
@@ -349,7 +340,7 @@ class _Copy:
             raise
         login = self._config.source.login
         shapes = await on_target.shapes(self._target, [table.here() for table in tables])
-        async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, None) as snapshot:
+        async with lifecycle.patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, None) as snapshot:
             told.cancel()
             await copies.begin(self._target, schema, slot_id, oids, snapshot.lsn)
             if not self._options.tables:
@@ -373,7 +364,9 @@ class _Copy:
         schema = self._schema
         before = await ddl_queue.numbers(self._source)
         wanted_lsn = (await slot.position(self._source)).insert_lsn
-        async with _patiently("waiting for the daemon to run commands of the publisher that came before the copy"):
+        async with lifecycle.patiently(
+            "waiting for the daemon to run commands of the publisher that came before the copy"
+        ):
             while True:
                 noted, low_lsn = await commands.noted(self._target, schema, slot_id)
                 # A command that is not noted by then is older than the slot.
@@ -391,7 +384,7 @@ class _Copy:
     async def until_seen(self, slot_id: int, tables: Sequence[PublishedTable]) -> None:
         """Return when the daemon, if one runs, keeps to what was written, and has committed what it took before."""
         oids = _oids(tables).values()
-        async with _patiently("waiting for the daemon to take note of it"):
+        async with lifecycle.patiently("waiting for the daemon to take note of it"):
             while not await copies.is_seen(self._target, self._schema, slot_id, oids):  # noqa: ASYNC110  another process writes it
                 await asyncio.sleep(_POLL_S)
 
