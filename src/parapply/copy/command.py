@@ -307,6 +307,7 @@ class _Copy:
         # Without the lock the daemon leaves the changes of these tables out, as after an interruption.
         await lease.release_lease(self._target, found.slot_id, lease.COPY_LOCK_CLASS)
         await slot_guard.until_free(self._config, found.slot_id)
+        await self._read_state(found.slot_id)
         known = await copies.load(self._target, self._schema, found.slot_id)
         copied = {row.name for row in known.tables if row.state == CopyState.COPIED}
         if left := [table for table in tables if table.full_name not in copied]:
@@ -327,7 +328,7 @@ class _Copy:
         await slot.check_room(self._source)
         await self.take_lock(slot_id)
         oids = _oids(tables).values()
-        _check_two_phase(await self._check_publisher())
+        _check_two_phase(await self._check_publisher(slot_id))
         before_lsn = (await slot.position(self._source)).flush_lsn
         await copies.begin(self._target, schema, slot_id, oids, before_lsn)
         failpoints.probe(failpoints.COPY_STATE)
@@ -446,7 +447,19 @@ class _Copy:
         published = await self._published(facts)
         return found, await self.known(found.slot_id, published), published
 
-    async def _check_publisher(self) -> slot.SlotFacts | None:
+    async def _read_state(self, slot_id: int) -> tuple[slot.SourceFacts, state.SlotState]:
+        """Return the publisher, and the state that the caller has read before; raise TargetRefused if it is gone."""
+        facts = await slot.inspect(self._source, self._name)
+        found = await connect.known_state(self._config, self._target, facts.system_identifier)
+        # Without the copy lock `parapply drop` may remove it, and an `init` make another one.
+        if found is None or found.slot_id != slot_id:
+            raise TargetRefused(
+                f"target: the state of slot {self._name!r} was removed while its copy waited",
+                hint="`parapply init --copy` begins again",
+            )
+        return facts, found
+
+    async def _check_publisher(self, slot_id: int) -> slot.SlotFacts | None:
         """Refuse a publisher whose WAL lacks what is on the target, and note its timeline, which the copy will be of.
 
         Return its slot.
@@ -456,12 +469,11 @@ class _Copy:
         Raises:
             SlotLost, SourceRefused: as at the daemon's start.
             SourceLost: a standby has not come as far as the target.
+            TargetRefused: the state was removed.
         """
         end_s = time.monotonic() + _PROMOTION_S
         while True:
-            facts = await slot.inspect(self._source, self._name)
-            found = await connect.known_state(self._config, self._target, facts.system_identifier)
-            assert found is not None, "the caller has read it"
+            facts, found = await self._read_state(slot_id)
             known = await connect.known_position(self._target, self._schema, found)
             login, two_phase = self._config.source.login, self._config.source.two_phase
             try:
