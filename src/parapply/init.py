@@ -170,7 +170,11 @@ async def look_first(
     options = CheckOptions()
     if copy is not None:
         options = CheckOptions(
-            is_copy=True, truncates=copy.truncates, brings_schema=copy.brings_schema, connections=copy.connections
+            is_copy=True,
+            truncates=copy.truncates,
+            brings_schema=copy.brings_schema,
+            connections=copy.connections,
+            brings_roles=copy.brings_roles,
         )
     report = await look_at(ends, config, options, facts, None)
     refused = [each for each in report.of(Severity.REFUSED) if each.code.text not in despite]

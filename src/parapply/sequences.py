@@ -147,20 +147,21 @@ async def _for_all_or_each(
         return found
 
 
-async def _source_sequences(conn: slot.Connection) -> tuple[dict[_Name, tuple[int, Value]], list[_Name]]:
-    """Return increments and values, and the sequences that cannot be read."""
+async def _source_sequences(conn: slot.Connection) -> tuple[dict[_Name, tuple[int, Value, int | None]], list[_Name]]:
+    """Return increments, values and the ends of sequences that begin again there; and those that cannot be read."""
     # Sequences that number the rows of parapply's tables are left out, because each side counts independently.
     listed = sql.SQL(
-        "SELECT n.nspname, c.relname, s.seqincrement, c.relpersistence = 'u' AND pg_catalog.pg_is_in_recovery()"
+        "SELECT n.nspname, c.relname, s.seqincrement, c.relpersistence = 'u' AND pg_catalog.pg_is_in_recovery(),"
+        " CASE WHEN s.seqcycle THEN CASE WHEN s.seqincrement > 0 THEN s.seqmax ELSE s.seqmin END END"
         " FROM pg_catalog.pg_sequence AS s"
         " JOIN pg_catalog.pg_class AS c ON c.oid = s.seqrelid AND c.relpersistence <> 't'"
         " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
         " WHERE n.nspname NOT IN (SELECT schema_name FROM {} AS own UNION ALL SELECT {}) ORDER BY 1, 2"
     ).format(sql.SQL(STATE_SCHEMAS_SQL), sql.Literal(QUEUE[0]))
-    found: dict[_Name, tuple[int, Value]] = {}
+    found: dict[_Name, tuple[int, Value, int | None]] = {}
     with source_errors("reading the sequences"):
         every = await (await conn.execute(listed)).fetchall()
-        names = [(schema, name, increment) for schema, name, increment, is_unreadable in every if not is_unreadable]
+        names = [one for one in every if not one[3]]
         for first in range(0, len(names), _AT_ONCE):
             some = names[first : first + _AT_ONCE]
             query = sql.SQL(" UNION ALL ").join(
@@ -168,13 +169,13 @@ async def _source_sequences(conn: slot.Connection) -> tuple[dict[_Name, tuple[in
                     sql.SQL("SELECT {}::int, last_value, is_called FROM {}").format(
                         sql.Literal(number), sql.Identifier(schema, name)
                     )
-                    for number, (schema, name, _) in enumerate(some)
+                    for number, (schema, name, *_) in enumerate(some)
                 ]
             )
             for number, last_value, is_called in await (await conn.execute(query)).fetchall():
-                schema, name, increment = some[number]
-                found[schema, name] = (increment, Value(last_value=last_value, is_called=is_called))
-    return found, [(schema, name) for schema, name, _, is_unreadable in every if is_unreadable]
+                schema, name, increment, _, end = some[number]
+                found[schema, name] = (increment, Value(last_value=last_value, is_called=is_called), end)
+    return found, [(schema, name) for schema, name, _, is_unreadable, _ in every if is_unreadable]
 
 
 async def _target_values(conn: Connection, names: Sequence[_Name]) -> dict[_Name, Value]:
@@ -230,8 +231,12 @@ def _shown(names: Sequence[_Name]) -> str:
     return f"the sequence {'.'.join(names[0])}" if len(names) == 1 else f"{len(names)} sequences"
 
 
-def _wanted(increment: int, value: Value, how: SequenceOptions) -> Value:
-    return Value(last_value=value.last_value + how.ahead * increment, is_called=value.is_called)
+def _wanted(increment: int, value: Value, end: int | None, how: SequenceOptions) -> Value:
+    last_value = value.last_value + how.ahead * increment
+    if end is not None:
+        # Beyond the end of any other one the server refuses it: none of its values would be left.
+        last_value = min(last_value, end) if increment > 0 else max(last_value, end)
+    return Value(last_value=last_value, is_called=value.is_called)
 
 
 def _outcome(

@@ -52,6 +52,12 @@ def test_second_leader_is_told_who_holds_the_lease(target_db: Database) -> None:
             with pytest.raises(LeaseHeld) as caught:
                 await lease.take_lease(two, SLOT_ID, 0.05)
             assert f"pid {one.info.backend_pid} (the first, client 127.0.0.1 since" in caught.value.line()
+            # Only one command has the option, which ends no copy.
+            assert "`parapply run --takeover`" in caught.value.hint
+            await lease.take_lease(one, SLOT_ID, 0, lock_class=lease.COPY_LOCK_CLASS)
+            with pytest.raises(LeaseHeld) as caught:
+                await lease.take_lease(two, SLOT_ID, 0, lock_class=lease.COPY_LOCK_CLASS)
+            assert "takeover" not in caught.value.hint
             waiting = asyncio.ensure_future(lease.take_lease(two, SLOT_ID, 30))
             await one.close()
             await waiting

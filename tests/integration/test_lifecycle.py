@@ -7,6 +7,7 @@ import io
 import json
 import secrets
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from parapply import connect
 from parapply.commands import lifecycle, status
 from parapply.commands import state_reader as reading
 from parapply.config import Config, load_config
+from parapply.config_mapping import MappingConfig, TargetPlace
 from parapply.copy import left_out
 from parapply.errors import LeaseHeld, ParapplyError, SlotBusy, SourceRefused, TargetRefused
 from parapply.init import init
@@ -26,7 +28,9 @@ from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
 from parapply.source import failover
 from parapply.target.session import lease, settings
+from parapply.target.state import copies
 from parapply.target.state import slots as state
+from parapply.vocabulary import CopyState
 
 if TYPE_CHECKING:
     from tests.fixtures.databases import Database
@@ -165,6 +169,39 @@ def test_drop_leaves_nothing(pair: Pair, capsys: pytest.CaptureFixture[str]) -> 
     capsys.readouterr()
     lifecycle.drop(pair.config, assume_yes=True)
     assert "nothing to do" in capsys.readouterr().out
+
+
+def test_indexes_are_made_where_a_copy_has_dropped_them(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever [mapping] says by now; a table that was renamed is named. A wait for a lock says how to see whose."""
+    create = 'CREATE INDEX IF NOT EXISTS "%s ON t" ON %s USING btree (i)'
+    wanted = tuple([create % one for one in (("a", "public.t"), ("b", "public.renamed"), ("c", "away.t"))])
+    row = copies.CopyRow(schema_name="public", table_name="t", state=CopyState.COPYING, start_lsn=1, source_oid=1,
+                         indexes=wanted)  # fmt: skip
+    pair.target.execute("CREATE SCHEMA other; CREATE TABLE other.t (i int); CREATE TABLE more (i int)")
+    config = replace(pair.config, mapping=MappingConfig(schemas={"public": TargetPlace(name="other")}))
+    monkeypatch.setattr(lifecycle, "_PATIENCE_S", 0.0)
+
+    async def make() -> None:
+        async with await connect.open_target(config, "test") as conn:
+            await lifecycle.make_left_indexes(config, conn, [row])
+
+    with pair.target.connect() as foreign, ThreadPoolExecutor(1) as threads:
+        foreign.execute("BEGIN; LOCK TABLE t IN ROW EXCLUSIVE MODE")
+        making = threads.submit(asyncio.run, make())
+        pair.target.wait_until("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 't'::regclass)")
+        foreign.execute("COMMIT")
+        making.result()
+    assert pair.target.rows("SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = 't'::regclass"
+                            " AND NOT indisprimary") == [('"a ON t"',)]  # fmt: skip
+    said = capsys.readouterr()
+    assert "pg_blocking_pids(" in said.out
+    assert said.err.count("because the table or its column is gone: CREATE INDEX") == 2
+    # Another one has its name, and this one is not made.
+    pair.target.execute('DROP INDEX "a ON t"; CREATE INDEX "a ON t" ON more (i)')
+    with pytest.raises(TargetRefused, match="another one has its name"):
+        asyncio.run(make())
 
 
 def test_drop_asks_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

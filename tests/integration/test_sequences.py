@@ -26,6 +26,8 @@ CREATE SEQUENCE down INCREMENT -5 MINVALUE -1000 MAXVALUE 0;
 CREATE SEQUENCE untouched START 77;
 CREATE SEQUENCE ahead;
 CREATE SEQUENCE short;
+CREATE SEQUENCE round MAXVALUE 9 CYCLE;
+CREATE SEQUENCE "round down" INCREMENT -1 MINVALUE -9 CYCLE;
 """
 
 
@@ -82,7 +84,8 @@ def test_values_move_forwards(source_db: Database, target_db: Database, run_comm
     assert done.returncode == 1, done.stderr
     outcomes = {one["sequence_name"]: one["outcome"] for one in json.loads(done.stdout)["sequences"]}
     assert outcomes == {"item_id_seq": "moved", "O d%d_I d_seq": "moved", "down": "moved", "untouched": "equal",
-                        "ahead": "ahead", "only_here": "missing", "short": "refused"}  # fmt: skip
+                        "ahead": "ahead", "only_here": "missing", "short": "refused", "round": "equal",
+                        "round down": "equal"}  # fmt: skip
     assert target_db.rows("INSERT INTO item (v) VALUES (1) RETURNING id") == [(51,)]
     assert target_db.rows('INSERT INTO "O d%d" (v) VALUES (1) RETURNING "I d"') == [(6,)]
     assert target_db.rows("SELECT nextval('down'), nextval('untouched')") == [(-15, 77)]
@@ -94,3 +97,5 @@ def test_values_move_forwards(source_db: Database, target_db: Database, run_comm
     assert target_db.rows("SELECT nextval('item_id_seq'), nextval('down')") == [(61, -65)]
     # None of its values was drawn, and the first ones may be.
     assert target_db.rows("SELECT nextval('untouched')") == [(87,)]
+    # No further than the end where a sequence begins again.
+    assert target_db.rows("SELECT nextval('round'), nextval('\"round down\"')") == [(9, -9)]

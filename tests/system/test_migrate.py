@@ -208,6 +208,9 @@ def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, 
     nasty.source.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR ALL TABLES")
     nasty.source.execute(install_sql(["pub"]))
     options = (*arguments, *_OPTIONS, "--set", "ddl.apply=true")
+    # The check leaves a role that does not exist yet to this step.
+    refused = run_command(nasty, "migrate", *options, "--set", "ddl.role=nosuch", "--only", "roles")
+    assert (refused.returncode, 'role "nosuch" does not exist' in refused.stderr) == (4, True), refused
     assert run_command(nasty, "migrate", *options, "--to", "schema").returncode == 0
     nasty.source.execute("SELECT parapply.replicate_ddl('CREATE INDEX came_later ON tree (up)')")
     refused = run_command(nasty, "migrate", *options)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from parapply import retention
+from parapply import connect, retention
+from parapply.commands import lifecycle
 from parapply.config import load_config
-from parapply.copy import slot_guard
-from parapply.errors import ParapplyError
+from parapply.copy import command, slot_guard
+from parapply.copy.published import published_tables
+from parapply.errors import ParapplyError, TargetRefused
+from parapply.source import slot
 from parapply.tasks import end_tasks
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import FAST, check_equal, commit_each, plain_route
@@ -137,6 +141,33 @@ def test_a_paused_copy_says_that_no_daemon_frees_wal(route: Route, monkeypatch: 
         return text
 
     assert "No daemon reads the slot" in asyncio.run(told())
+
+
+def test_a_paused_copy_ends_where_its_state_was_removed(
+    route: Route, run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds no lock by then, so `drop` succeeds. That another slot is left in the schema changes nothing."""
+    other = replace(route, slot=f"{route.slot}_other")
+    for one in (route, other):
+        done = run_command(one, "init")
+        assert done.returncode == 0, done.stderr
+
+    async def drop(config: Config, _: int) -> None:
+        await lifecycle.drop_one(config)
+
+    async def go_on() -> None:
+        config = _config(route)
+        async with connect.open_both(config, "refresh") as ends:
+            facts = await slot.inspect(ends.source, route.slot)
+            found = await connect.known_state(config, ends.target, facts.system_identifier)
+            assert found is not None
+            published = await published_tables(ends.source, config.source.publications, config.mapping)
+            await command._Copy(config, ends, command.CopyOptions()).go_on_after_pause(found, published)
+
+    monkeypatch.setattr(slot_guard, "until_free", drop)
+    with pytest.raises(TargetRefused, match="was removed while its copy waited"):
+        asyncio.run(go_on())
+    assert run_command(other, "drop", "--yes").returncode == 0
 
 
 def test_a_copy_pauses_while_the_slot_keeps_too_much(route: Route, start_daemon: StartDaemon) -> None:

@@ -179,7 +179,7 @@ async def _look_at(  # noqa: PLR0913, PLR0917  what is known by now
         *findings_of_target(there, config, source, is_known=is_known),
         *of_tables,
         *_of_settings(config, source),
-        *await _of_ddl_role(config, ends.target),
+        *await _of_ddl_role(config, ends.target, brings_roles=options.brings_roles),
         *of_sharing,
         *findings_of_machine(config),
     ]
@@ -276,10 +276,13 @@ async def _of_known_slot(
     return findings
 
 
-async def _of_ddl_role(config: Config, target: settings.Connection) -> list[Finding]:
+async def _of_ddl_role(config: Config, target: settings.Connection, *, brings_roles: bool) -> list[Finding]:
     try:
         await check_ddl_role(config, target)
     except TargetRefused as error:
+        # The server's code for a role that does not exist.
+        if brings_roles and isinstance(error.__cause__, psycopg.errors.InvalidParameterValue):
+            return []
         role, own = (sql.Identifier(name).as_string(None) for name in (config.ddl.role, target.info.user))
         return [Finding(Code.DDL_ROLE, str(error), role, f"GRANT {role} TO {own};")]
     return []

@@ -129,6 +129,7 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_copy: bool = False
     truncates: bool = False
     brings_schema: bool = False  # tables that are missing are made before the copy
+    brings_roles: bool = False  # the same for roles
     connections: int = 4  # of the copy
     provider: Provider | None = None  # of the publisher, whose rules are also looked at
     target_provider: Provider | None = None

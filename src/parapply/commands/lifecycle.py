@@ -36,8 +36,20 @@ _POLL_MIN_S = 0.02
 _POLL_MAX_S = 0.2
 #: Seconds between two calls of a daemon that may rest, shorter than its rest takes to begin.
 _CALL_S = 5.0
+#: Seconds after which a message says what is waited for.
+_PATIENCE_S = 3.0
 #: Seconds for the walsender of a daemon that was killed just now to end: it sees that only when it next sends or reads.
 _READER_ENDS_S = 5.0
+
+
+@asynccontextmanager
+async def patiently(text: str) -> AsyncIterator[asyncio.TimerHandle]:
+    """Report the object of a wait if it takes a while."""
+    timer = asyncio.get_running_loop().call_later(_PATIENCE_S, click.echo, text)
+    try:
+        yield timer
+    finally:
+        timer.cancel()
 
 
 @asynccontextmanager
@@ -144,8 +156,13 @@ async def make_left_indexes(config: Config, target: settings.Connection, tables:
             name = config.mapping.target_of(row.name)
             shown = printable(".".join(name))
             click.echo(f"target: making indexes of {shown} again, which a copy has dropped: {len(row.indexes)}")
+            pid = target.info.backend_pid
+            waits = (
+                f"target: still making them; of a lock that this waits for, SELECT pg_blocking_pids({pid}) says whose"
+            )
             try:
-                await make_indexes(target, name, row.indexes)
+                async with patiently(waits):
+                    await make_indexes(target, name, row.indexes)
             except TargetRefused as error:
                 error.hint = error.hint or "make them otherwise, or empty the table, and run the same command again"
                 raise

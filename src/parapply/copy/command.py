@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -36,16 +35,15 @@ from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from parapply.config import Config
     from parapply.copy.published import PublishedTable
     from parapply.copy.snapshot import SourceSnapshot
     from parapply.plan.copy_starts import Name
 
-#: Seconds between two checks whether the daemon knows of the copy, and after which a message says what is waited for.
+#: Seconds between two checks whether the daemon knows of the copy.
 _POLL_S = 0.02
-_PATIENCE_S = 3.0
 #: Seconds until a daemon has noted a new timeline, at most.
 _PROMOTION_S = 40.0
 _DIFFERS = "`parapply check` names what differs on the target"
@@ -56,6 +54,7 @@ class CopyOptions(LoadOptions, frozen=True, kw_only=True):
 
     truncates: bool = False  # tables that hold rows
     brings_schema: bool = False
+    brings_roles: bool = False  # before the copy
     pg_dump: str | None = None
     on_progress: Callable[[CopyProgress], None] | None = None  # called about once a second, and at the end
     tables: tuple[str, ...] = ()  # schema.table; of `refresh`: copy these, empty: those that are not copied, nor paused
@@ -245,16 +244,6 @@ _WAITS_FOR_TRANSACTIONS = (
 )
 
 
-@asynccontextmanager
-async def _patiently(text: str) -> AsyncIterator[asyncio.TimerHandle]:
-    """Report the object of a wait if it takes a while."""
-    timer = asyncio.get_running_loop().call_later(_PATIENCE_S, click.echo, text)
-    try:
-        yield timer
-    finally:
-        timer.cancel()
-
-
 def _why_refused(error: ParapplyError) -> str:
     """Return advice for a row that the target does not take; empty: none is known."""
     cause = error.__cause__
@@ -279,7 +268,10 @@ class _Copy:
         """Make the slot and copy from its own snapshot, where the stream begins; return the slot if the copy pauses."""
         schema, login = self._schema, self._config.source.login
         shapes = await on_target.shapes(self._target, [table.here() for table in tables])
-        async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, self._name) as snapshot:
+        async with (
+            lifecycle.patiently(_WAITS_FOR_TRANSACTIONS) as told,
+            snapshots.exported(login, self._name) as snapshot,
+        ):
             told.cancel()
             failpoints.probe(failpoints.COPY_SLOT)
             # One transaction, so that a daemon which finds the state also finds the tables under way.
@@ -315,6 +307,7 @@ class _Copy:
         # Without the lock the daemon leaves the changes of these tables out, as after an interruption.
         await lease.release_lease(self._target, found.slot_id, lease.COPY_LOCK_CLASS)
         await slot_guard.until_free(self._config, found.slot_id)
+        await self._read_state(found.slot_id)
         known = await copies.load(self._target, self._schema, found.slot_id)
         copied = {row.name for row in known.tables if row.state == CopyState.COPIED}
         if left := [table for table in tables if table.full_name not in copied]:
@@ -335,7 +328,7 @@ class _Copy:
         await slot.check_room(self._source)
         await self.take_lock(slot_id)
         oids = _oids(tables).values()
-        _check_two_phase(await self._check_publisher())
+        _check_two_phase(await self._check_publisher(slot_id))
         before_lsn = (await slot.position(self._source)).flush_lsn
         await copies.begin(self._target, schema, slot_id, oids, before_lsn)
         failpoints.probe(failpoints.COPY_STATE)
@@ -348,7 +341,7 @@ class _Copy:
             raise
         login = self._config.source.login
         shapes = await on_target.shapes(self._target, [table.here() for table in tables])
-        async with _patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, None) as snapshot:
+        async with lifecycle.patiently(_WAITS_FOR_TRANSACTIONS) as told, snapshots.exported(login, None) as snapshot:
             told.cancel()
             await copies.begin(self._target, schema, slot_id, oids, snapshot.lsn)
             if not self._options.tables:
@@ -372,7 +365,9 @@ class _Copy:
         schema = self._schema
         before = await ddl_queue.numbers(self._source)
         wanted_lsn = (await slot.position(self._source)).insert_lsn
-        async with _patiently("waiting for the daemon to run commands of the publisher that came before the copy"):
+        async with lifecycle.patiently(
+            "waiting for the daemon to run commands of the publisher that came before the copy"
+        ):
             while True:
                 noted, low_lsn = await commands.noted(self._target, schema, slot_id)
                 # A command that is not noted by then is older than the slot.
@@ -390,7 +385,7 @@ class _Copy:
     async def until_seen(self, slot_id: int, tables: Sequence[PublishedTable]) -> None:
         """Return when the daemon, if one runs, keeps to what was written, and has committed what it took before."""
         oids = _oids(tables).values()
-        async with _patiently("waiting for the daemon to take note of it"):
+        async with lifecycle.patiently("waiting for the daemon to take note of it"):
             while not await copies.is_seen(self._target, self._schema, slot_id, oids):  # noqa: ASYNC110  another process writes it
                 await asyncio.sleep(_POLL_S)
 
@@ -452,7 +447,19 @@ class _Copy:
         published = await self._published(facts)
         return found, await self.known(found.slot_id, published), published
 
-    async def _check_publisher(self) -> slot.SlotFacts | None:
+    async def _read_state(self, slot_id: int) -> tuple[slot.SourceFacts, state.SlotState]:
+        """Return the publisher, and the state that the caller has read before; raise TargetRefused if it is gone."""
+        facts = await slot.inspect(self._source, self._name)
+        found = await connect.known_state(self._config, self._target, facts.system_identifier)
+        # Without the copy lock `parapply drop` may remove it, and an `init` make another one.
+        if found is None or found.slot_id != slot_id:
+            raise TargetRefused(
+                f"target: the state of slot {self._name!r} was removed while its copy waited",
+                hint="`parapply init --copy` begins again",
+            )
+        return facts, found
+
+    async def _check_publisher(self, slot_id: int) -> slot.SlotFacts | None:
         """Refuse a publisher whose WAL lacks what is on the target, and note its timeline, which the copy will be of.
 
         Return its slot.
@@ -462,12 +469,11 @@ class _Copy:
         Raises:
             SlotLost, SourceRefused: as at the daemon's start.
             SourceLost: a standby has not come as far as the target.
+            TargetRefused: the state was removed.
         """
         end_s = time.monotonic() + _PROMOTION_S
         while True:
-            facts = await slot.inspect(self._source, self._name)
-            found = await connect.known_state(self._config, self._target, facts.system_identifier)
-            assert found is not None, "the caller has read it"
+            facts, found = await self._read_state(slot_id)
             known = await connect.known_position(self._target, self._schema, found)
             login, two_phase = self._config.source.login, self._config.source.two_phase
             try:

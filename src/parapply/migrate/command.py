@@ -21,6 +21,7 @@ from psycopg.errors import InsufficientPrivilege
 from parapply import connect, failpoints
 from parapply import init as beginning
 from parapply.amounts import few
+from parapply.check.kinds import Code
 from parapply.copy import command as copying
 from parapply.copy import schema as schemas
 from parapply.copy import sequences
@@ -216,7 +217,7 @@ class _Run:
         self._noter.begin(MigrationStep.CHECK)
         program = self._pg_dump()
         await schemas.check_version(program, self._facts.server_version_num)
-        copy = self._copy_options()
+        copy = msgspec.structs.replace(self._copy_options(), brings_roles=self._options.has_roles)
         if is_first:
             copy = msgspec.structs.replace(copy, brings_schema=True)
         known = await connect.known_state(self._config, self._ends.target, self._facts.system_identifier)
@@ -296,6 +297,9 @@ class _Run:
     async def _roles(self) -> str:
         made = await roles.bring(self._ends)
         roles.say(made)
+        if Code.DDL_ROLE.text not in self._options.despite:
+            # The check has left it to this step.
+            await connect.check_ddl_role(self._config, self._ends.target)
         return f"{len(made.made)} roles made"
 
     async def _schema(self) -> str:

@@ -201,7 +201,9 @@ async def take_lease(  # noqa: PLR0913  who, which, how long
             leaders = [str(holder) for holder in present if holder.is_leader]
             raise LeaseHeld(
                 f"another parapply holds the lease of this slot: {', '.join(leaders) or 'a session that just left'}",
-                hint="stop that one, or give --takeover to end its sessions if it hangs",
+                hint="stop that one; if it hangs, `parapply run --takeover` ends its sessions"
+                if lock_class == LOCK_CLASS
+                else "wait for its end, or stop it",
             )
         if on_wait is not None:
             present = await holders(conn, slot_id, lock_class=lock_class)

@@ -6,7 +6,8 @@ Every function raises TargetRefused or TargetLost where the server does not do i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import sql
@@ -21,33 +22,35 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
 
 
+_QUOTED: Final = r'(?:"(?:[^"]|"")*"|[^ "])+'
+_BEGINNING: Final = rf"CREATE (?:UNIQUE )?INDEX IF NOT EXISTS {_QUOTED} ON (?:ONLY )?(?P<table>{_QUOTED})"
+
+
 def made_again(definition: str) -> str:
     """Return the statement to keep for an index; it does nothing if an index of its name exists."""
     return definition.replace(" INDEX ", " INDEX IF NOT EXISTS ", 1)
 
 
 async def make(conn: Connection, name: Name, statements: Sequence[str]) -> list[str]:
-    """Make the indexes that a table lacks, and return the statements whose table or column is gone.
+    """Make indexes on the tables that their statements name, and return the statements whose table or column is gone.
 
-    Those made before one that is refused stay.
+    Those made before one that is refused stay. `name` is the table for people, which may have another one by now.
 
     Raises:
         TargetRefused: one was not made.
     """
-    there = await _there(conn, name)
-    if there is None:
-        return list(statements)
     # An existing index needs no owner's right, and a note may name one that was never dropped.
+    there = await _there(conn, statements)
     missing = [one for one in statements if _named(one) not in there]
     gone: list[str] = []
     for one in missing:
         with target_errors(f"making the indexes of {'.'.join(name)} again"):
             try:
                 await conn.execute(one.encode())
-            except psycopg.errors.UndefinedColumn:
+            except (psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
                 gone.append(one)
-    there = await _there(conn, name) if missing else there
-    if skipped := [one for one in missing if one not in gone and _named(one) not in (there or ())]:
+    there = await _there(conn, missing)
+    if skipped := [one for one in missing if one not in gone and _named(one) not in there]:
         raise TargetRefused(
             f"target: an index of {'.'.join(name)} was not made again, because another one has its name:"
             f" {'; '.join(sorted(skipped))}",
@@ -56,18 +59,23 @@ async def make(conn: Connection, name: Name, statements: Sequence[str]) -> list[
     return gone
 
 
-async def _there(conn: Connection, name: Name) -> set[str] | None:
-    """Return the beginnings of the statements of a table's indexes; None without the table."""
+async def _there(conn: Connection, statements: Sequence[str]) -> set[str]:
+    """Return the beginnings of the statements of all indexes that the tables of some have."""
     query = sql.SQL(
-        "SELECT ARRAY(SELECT pg_catalog.pg_get_indexdef(i.indexrelid) FROM pg_catalog.pg_index AS i"
-        " WHERE i.indrelid = w.relation) FROM pg_catalog.to_regclass($1::text) AS w(relation)"
-        " WHERE w.relation IS NOT NULL"
+        "SELECT pg_catalog.pg_get_indexdef(i.indexrelid) FROM pg_catalog.pg_index AS i WHERE i.indrelid IN"
+        " (SELECT pg_catalog.to_regclass(w.name) FROM pg_catalog.unnest($1::text[]) AS w(name))"
     )
+    tables = {_beginning(one)["table"] for one in statements}
     with target_errors("reading the indexes"):
-        found = await rows(conn, query, [sql.Identifier(*name).as_string(None)])
-    return {_named(made_again(one)) for one in found[0][0]} if found else None
+        return {_named(made_again(one)) for (one,) in await rows(conn, query, [sorted(tables)])}
 
 
 def _named(statement: str) -> str:
-    """Return a statement up to the name of its index: PostgreSQL may write the rest in other words the next time."""
-    return statement.partition(" ON ")[0]
+    """Return a statement up to the name of its table: PostgreSQL may write the rest in other words the next time."""
+    return _beginning(statement)[0]
+
+
+def _beginning(statement: str) -> re.Match[str]:
+    found = re.match(_BEGINNING, statement)
+    assert found is not None, "the server has written it"
+    return found
