@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
-from parapply.errors import ParapplyError, TargetRefused
+from parapply.errors import LeaseHeld, ParapplyError, TargetRefused
 from parapply.model import covers, format_lsn, parse_lsn
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
@@ -65,8 +65,12 @@ class Daemon:
         Raises:
             ParapplyError: it is ours, and has failed.
         """
+        holders = await lease.holders(target, slot_id)
+        if self._process is not None and self._process.poll() == LeaseHeld.exit_code and holders:
+            # A killed command had started one, which held no lease yet as this one was started.
+            self._process = None
         if self._process is None:
-            return not await lease.holders(target, slot_id)
+            return not holders
         self.check()
         return not self.is_running
 
