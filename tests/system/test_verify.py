@@ -31,11 +31,16 @@ if TYPE_CHECKING:
 
 #: A key whose values may be equal and print apart.
 _EQUAL_KEYS = "CREATE TABLE equal_keys (n numeric PRIMARY KEY, v text);"
+#: A column that no UPDATE may set, and one whose text depends on the session.
+_SPECIAL = (
+    "CREATE TABLE numbered (id int PRIMARY KEY, n bigint GENERATED ALWAYS AS IDENTITY, v text);"
+    "CREATE TABLE named (r regclass);"
+)
 #: Besides, keys that have several rows there.
 _MORE_DAMAGE = """
 UPDATE keyed SET own = a; ALTER TABLE keyed DROP CONSTRAINT keyed_pkey;
 UPDATE keyed SET v = 'w' WHERE a = 20; INSERT INTO keyed SELECT * FROM keyed WHERE a IN (20, 21);
-UPDATE equal_keys SET n = 1.00;
+UPDATE equal_keys SET n = 1.00; UPDATE numbered SET v = 'w'; INSERT INTO named VALUES ('keyed');
 """
 
 
@@ -47,9 +52,11 @@ def test_differences_are_found_and_named(
 
     The statements it prints make the target equal again; the target's tables are partitioned in another way.
     """
-    source_db.execute(TABLES + _EQUAL_KEYS + ROWS + "INSERT INTO equal_keys VALUES (1.0, 'v')")
-    source_db.execute(f"{PUBLICATION}; ALTER PUBLICATION pub ADD TABLE equal_keys")
-    target_db.execute(TABLES + _EQUAL_KEYS + "ALTER TABLE part_root DETACH PARTITION part_2; DROP TABLE part_2;"
+    source_db.execute(TABLES + _EQUAL_KEYS + _SPECIAL + ROWS + "INSERT INTO equal_keys VALUES (1.0, 'v');"
+                      "INSERT INTO numbered (id) VALUES (1); INSERT INTO named VALUES ('named')")  # fmt: skip
+    source_db.execute(f"{PUBLICATION}; ALTER PUBLICATION pub ADD TABLE equal_keys, numbered, named")
+    target_db.execute(TABLES + _EQUAL_KEYS + _SPECIAL +
+                      "ALTER TABLE part_root DETACH PARTITION part_2; DROP TABLE part_2;"
                       "CREATE TABLE part_rest PARTITION OF part_root DEFAULT;"
                       "ALTER TABLE keyed ADD own int")  # fmt: skip
     route = Route(source=source_db, target=target_db, settings=FAST)
@@ -78,6 +85,8 @@ def test_differences_are_found_and_named(
             ("extra", "9001", 1),
         ],
         "loose": [("missing", "0", 1), ("extra", "1", 1)],
+        "named": [("extra", "public.keyed", 1)],
+        "numbered": [("different", "1", 1)],
         "part_root": [("different", "700", 1)],
     }
     shown = run_command(route, "verify", "--table", "public.keyed", "--max-keys", "2")

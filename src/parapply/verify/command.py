@@ -433,7 +433,7 @@ class _Both:
         kept = found[: self._options.max_keys]
         texts: Sequence[str] = ()
         if kept and self._options.prints_statements:
-            texts = await statements(self._source[0], table, kept)
+            texts = await statements(self._source[0], self._target[0], table, kept)
         await source.unlock(table)
         await target.unlock(table)
         return Verdict(
