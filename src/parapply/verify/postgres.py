@@ -123,7 +123,7 @@ class VerifyEnd:
         return collected
 
     async def why_unknown(self, table: Compared) -> str:
-        """Return why the rows that were read of a table are not those of the snapshot; empty: they are.
+        """Return why the snapshot's rows of a table were not read; empty: they were.
 
         Raises:
             SourceRefused, SourceLost, TargetRefused, TargetLost: the catalogue could not be read.
@@ -139,7 +139,7 @@ class VerifyEnd:
         """Check that a table's rows were the snapshot's, and unlock.
 
         Raises:
-            SourceRefused, TargetRefused: they were not.
+            SourceRefused, TargetRefused: they are not known.
             SourceLost, TargetLost: a session failed.
         """
         if why := await self.why_unknown(table):
