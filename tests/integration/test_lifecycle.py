@@ -30,6 +30,7 @@ from parapply.source import failover
 from parapply.target.session import lease, settings
 from parapply.target.state import copies
 from parapply.target.state import slots as state
+from parapply.top.layout import state_text
 from parapply.vocabulary import CopyState
 
 if TYPE_CHECKING:
@@ -299,9 +300,13 @@ def test_status_shows_all_and_survives_a_dead_source(pair: Pair, capsys: pytest.
     assert "none runs; nothing was updated since" in screen
     assert "[red]batch 7[/red]" not in screen
     # A daemon that has lost an end holds no lease, and its state says what it does.
-    pair.state("UPDATE {s}.slots SET state = 'reconnecting', pid = 17 RETURNING 1")
-    status.show(pair.config, as_json=False, watch=False)
-    assert "reconnecting, pid 17 on" in " ".join(capsys.readouterr().out.split())
+    for waiting in ("reconnecting", "retrying"):
+        pair.state(f"UPDATE {{s}}.slots SET state = '{waiting}', pid = 17 RETURNING 1")
+        status.show(pair.config, as_json=False, watch=False)
+        assert f"daemon {waiting}, pid 17 on" in " ".join(capsys.readouterr().out.split())
+        report = asyncio.run(reading.collect(pair.config))
+        assert status.line(report).startswith(f"{waiting}, ")
+        assert state_text(report).plain == waiting
     dead = changed(pair.config, "source", dsn=type(pair.config.source.dsn)("host=127.0.0.1 port=1 password=hidden"))
     status.show(dead, as_json=True, watch=False)
     report = json.loads(capsys.readouterr().out)

@@ -203,6 +203,14 @@ def test_a_reload_adds_and_removes_slots(databases: Databases, start_daemon: Sta
     _check_lines(daemon, {old.slot: "fleet_old", kept.slot: _HOSTILE, new.slot: "fleet_new"})
     files = {path.name.split("-")[1] for path in (tmp_path / "log").iterdir()}
     assert files == {old.slot, kept.slot, new.slot}
+    # No folder for the apply log: the slot ends before it has connected, and is no gap in the metrics.
+    databases.write([_HOSTILE], {**settings, "applylog.directory": str(tmp_path / "log" / "none")})
+    (tmp_path / "log" / "none").write_text("")
+    daemon = databases.start(start_daemon)
+    wait_for(daemon, "slot_failed", kept)
+    assert f'parapply_slot_failures_total{{slot="{kept.slot}"}} ' in Endpoint(daemon).get("/metrics")[1]
+    daemon.send(signal.SIGTERM)
+    assert daemon.exit_code() == 2
 
 
 def test_a_removed_slot_finishes_its_work_also_where_all_are_stopped(

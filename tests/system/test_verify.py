@@ -7,13 +7,13 @@ import json
 import uuid
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from parapply.config import load_config
 from parapply.cutover.comparison import CutoverComparison
-from parapply.errors import SourceRefused, TargetRefused
+from parapply.errors import SourceRefused
 from parapply.verify import command, postgres
 from parapply.verify.command import VerifyAgain, VerifyOptions, comparison
 from parapply.verify.postgres import VerifyEnd
@@ -31,11 +31,16 @@ if TYPE_CHECKING:
 
 #: A key whose values may be equal and print apart.
 _EQUAL_KEYS = "CREATE TABLE equal_keys (n numeric PRIMARY KEY, v text);"
+#: A column that no UPDATE may set, and one whose text depends on the session.
+_SPECIAL = (
+    "CREATE TABLE numbered (id int PRIMARY KEY, n bigint GENERATED ALWAYS AS IDENTITY, v text);"
+    "CREATE TABLE named (r regclass);"
+)
 #: Besides, keys that have several rows there.
 _MORE_DAMAGE = """
 UPDATE keyed SET own = a; ALTER TABLE keyed DROP CONSTRAINT keyed_pkey;
 UPDATE keyed SET v = 'w' WHERE a = 20; INSERT INTO keyed SELECT * FROM keyed WHERE a IN (20, 21);
-UPDATE equal_keys SET n = 1.00;
+UPDATE equal_keys SET n = 1.00; UPDATE numbered SET v = 'w'; INSERT INTO named VALUES ('keyed');
 """
 
 
@@ -47,9 +52,11 @@ def test_differences_are_found_and_named(
 
     The statements it prints make the target equal again; the target's tables are partitioned in another way.
     """
-    source_db.execute(TABLES + _EQUAL_KEYS + ROWS + "INSERT INTO equal_keys VALUES (1.0, 'v')")
-    source_db.execute(f"{PUBLICATION}; ALTER PUBLICATION pub ADD TABLE equal_keys")
-    target_db.execute(TABLES + _EQUAL_KEYS + "ALTER TABLE part_root DETACH PARTITION part_2; DROP TABLE part_2;"
+    source_db.execute(TABLES + _EQUAL_KEYS + _SPECIAL + ROWS + "INSERT INTO equal_keys VALUES (1.0, 'v');"
+                      "INSERT INTO numbered (id) VALUES (1); INSERT INTO named VALUES ('named')")  # fmt: skip
+    source_db.execute(f"{PUBLICATION}; ALTER PUBLICATION pub ADD TABLE equal_keys, numbered, named")
+    target_db.execute(TABLES + _EQUAL_KEYS + _SPECIAL +
+                      "ALTER TABLE part_root DETACH PARTITION part_2; DROP TABLE part_2;"
                       "CREATE TABLE part_rest PARTITION OF part_root DEFAULT;"
                       "ALTER TABLE keyed ADD own int")  # fmt: skip
     route = Route(source=source_db, target=target_db, settings=FAST)
@@ -78,6 +85,8 @@ def test_differences_are_found_and_named(
             ("extra", "9001", 1),
         ],
         "loose": [("missing", "0", 1), ("extra", "1", 1)],
+        "named": [("extra", "public.keyed", 1)],
+        "numbered": [("different", "1", 1)],
         "part_root": [("different", "700", 1)],
     }
     shown = run_command(route, "verify", "--table", "public.keyed", "--max-keys", "2")
@@ -201,7 +210,7 @@ def test_compared_tables_are_unlocked(
     """Compared tables are unlocked before the end, in the same snapshot, as a server has few locks for its tables."""
     route = damaged(source_db, target_db, run_command, start_daemon)
     locked: list[int] = []
-    unlock = VerifyEnd.done
+    unlock = VerifyEnd.unlock
 
     async def unlock_and_count(end: VerifyEnd, table: Compared) -> None:
         await unlock(end, table)
@@ -211,7 +220,7 @@ def test_compared_tables_are_unlocked(
             )
             locked.extend(n for (n,) in await cursor.fetchall())
 
-    monkeypatch.setattr(VerifyEnd, "done", unlock_and_count)
+    monkeypatch.setattr(VerifyEnd, "unlock", unlock_and_count)
     found = []
     for most, longest_s in ((1, inf), (1000, 0.0), (1000, inf)):
         monkeypatch.setattr(postgres, "_MOST_LOCKED", most)
@@ -247,21 +256,38 @@ def _check_late_partition(route: Route, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _check_rewritten(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table that is emptied after the snapshot and before it is read is empty there, and no result."""
+    """A table that is emptied after the snapshot and before it is read is empty there, and no result; others are."""
     summary = VerifyEnd.summary
 
-    def emptied_first(database: Database, *, is_source: bool) -> object:
+    def first(database: Database, command: str, *, is_source: bool) -> object:
         async def emptied(end: VerifyEnd, table: Compared, *others: Any) -> Any:  # noqa: ANN401
-            if end._is_source is is_source:
-                database.execute(f"TRUNCATE {table.published.name}")
+            if end._is_source is is_source and table.published.name == "keyed":
+                database.execute(f"{command} keyed")
             return await summary(end, table, *others)
 
         return emptied
 
-    for is_source, database, refused in ((False, route.target, TargetRefused), (True, route.source, SourceRefused)):
-        monkeypatch.setattr(VerifyEnd, "summary", emptied_first(database, is_source=is_source))
-        with pytest.raises(refused, match=r"public.keyed was rewritten, emptied or replaced after the snapshot"):
-            asyncio.run(comparison(_config(route), VerifyOptions(tables=("public.keyed",))))
+    why = ""
+    options = VerifyOptions(tables=("public.keyed", "public.part_root"), prints_statements=True)
+    for is_source, database, end in ((False, route.target, "target"), (True, route.source, "source")):
+        monkeypatch.setattr(VerifyEnd, "summary", first(database, "TRUNCATE", is_source=is_source))
+        found = asyncio.run(comparison(_config(route), options))
+        why = f"{end}: public.keyed was rewritten, emptied or replaced after the snapshot of this comparison"
+        assert [(one.why_not, len(one.found), len(one.statements)) for one in found.verdicts] == [
+            (why, 0, 0),
+            ("", 1, 1),
+        ]
+        assert command.said(found).startswith("1 of 2 tables differ, 1 not compared at ")
+    # A cut-over compares all of it again behind the fence.
+    route.source.execute("TRUNCATE loose")
+    route.target.execute("UPDATE part_root SET v = 'v'")
+    monkeypatch.setattr(VerifyEnd, "summary", first(route.source, "VACUUM FULL", is_source=True))
+    warned: list[str] = []
+    asyncio.run(CutoverComparison(_config(route), "sampled", 60.0, warned.append).before())
+    assert warned == [f"not compared before the fence: {why}"]
+    found = asyncio.run(comparison(_config(route), VerifyOptions(as_json=True)))
+    assert [one["is_equal"] for one in cast("Any", command.document(found)["tables"])] == [False, True, True]
+    assert not found.is_equal
 
 
 def test_both_sides_stay_in_use(

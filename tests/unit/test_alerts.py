@@ -142,6 +142,12 @@ def _kept(shown: Shown, _minute: int) -> None:
     shown.figures.conflicts_kept[ConflictType.UPDATE_MISSING, ConflictOutcome.SKIPPED] = 8
 
 
+def _mended(shown: Shown, _minute: int) -> None:
+    """One that stopped the slot is repaired: none is new."""
+    shown.figures.conflicts_kept[ConflictType.UPDATE_MISSING, ConflictOutcome.STOPPED] = 0
+    shown.figures.conflicts_kept[ConflictType.UPDATE_MISSING, ConflictOutcome.REPAIRED] = 2
+
+
 def _dropped(shown: Shown, _minute: int) -> None:
     shown.values[table.APPLYLOG_DROPPED] = {(): shown.values[table.APPLYLOG_DROPPED][()] + 7}
 
@@ -172,6 +178,7 @@ _TROUBLES: Final = {
     "the slot is about to be lost": Trouble(("ParapplySlotAtRisk",), 2, _unreserved),
     "the first conflict": Trouble(("ParapplyConflicts",), 2, _conflict),
     "a conflict that no counter has": Trouble(("ParapplyConflicts",), 2, _kept),
+    "a conflict that is mended": Trouble((), 2, _mended),
     "a conflict before the first scrape": Trouble(("ParapplyConflicts",), 2, _conflict, before_min=0),
     "a command is left out": Trouble(("ParapplyCommandLeftOut",), 2, _left_out),
     "a forgotten prepared transaction": Trouble(("ParapplyPrepared",), 62, _gauge(table.PREPARED, 1)),
@@ -189,7 +196,10 @@ def _series(name: str, labels: dict[str, str]) -> str:
 
 def _scrapes(trouble: Trouble) -> list[dict[str, float]]:
     shown = Shown(Figures())
-    shown.figures.conflicts_kept[ConflictType.UPDATE_MISSING, ConflictOutcome.SKIPPED] = 7
+    shown.figures.conflicts_kept |= {
+        (ConflictType.UPDATE_MISSING, outcome): n
+        for outcome, n in ((ConflictOutcome.SKIPPED, 7), (ConflictOutcome.STOPPED, 1), (ConflictOutcome.REPAIRED, 1))
+    }
     scrapes = []
     for minute in range(-trouble.before_min, trouble.minutes + _AFTER_MIN):
         shown.quiet()

@@ -21,6 +21,7 @@ from parapply.target.session import lease, settings
 from parapply.target.state import slots as state
 from parapply.target.state.display import LATE_S
 from parapply.target.state.moves import read_moves, records
+from parapply.vocabulary import DaemonState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,6 +191,12 @@ def is_silent(report: dict[str, Any]) -> bool:
 def is_present(report: dict[str, Any]) -> bool:
     """Return whether a daemon runs and its last report is current."""
     return report["is_daemon_connected"] and not is_silent(report)
+
+
+def is_between_tries(report: dict[str, Any]) -> bool:
+    """Return whether no session is open and the row says that the daemon comes back; a killed one looks the same."""
+    is_waiting = report["state"] in {DaemonState.RECONNECTING, DaemonState.RETRYING}
+    return is_waiting and not report["is_daemon_connected"]
 
 
 def lag_s(report: dict[str, Any]) -> float | None:

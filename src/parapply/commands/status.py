@@ -19,11 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from parapply.amounts import brief
-from parapply.commands.state_reader import StateReader, collect, is_present, is_silent, stranger
+from parapply.commands.state_reader import StateReader, collect, is_between_tries, is_present, is_silent, stranger
 from parapply.errors import ParapplyError
 from parapply.printable import printable_tree
 from parapply.terminal import is_hung_up
-from parapply.vocabulary import SCHEMA_ONLY, CopyState, DaemonState, WorkerState
+from parapply.vocabulary import SCHEMA_ONLY, CopyState, WorkerState
 from parapply.wording import cutover_line, how_far, step_state
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def line(report: dict[str, Any]) -> str:
         return "a migration has not made the slot yet"
     reason = f": {report['reason']}" if report["reason"] else ""
     state, silent = report["state"], f", nothing heard for {brief(report['silent_s'])}" if is_silent(report) else ""
-    if not report["is_daemon_connected"] and state != DaemonState.RECONNECTING:
+    if not (report["is_daemon_connected"] or is_between_tries(report)):
         state, silent = f"no daemon runs ({state})", ""
     wrong = f", the source is {why}" if (why := stranger(report)) else ""
     return f"{state}{silent}, {_lag(report)} behind{wrong}{reason}"
@@ -233,9 +233,10 @@ def _daemon_line(report: dict[str, Any]) -> str:
         since = report["started_at"][:19]
         silent = f"; nothing heard for {brief(report['silent_s'])}" if is_silent(report) else ""
         return f"pid {report['pid']} on {report['host']}, version {report['version']}, since {since} UTC{silent}"
-    if report["state"] == DaemonState.RECONNECTING:
-        # It holds no lease while it is not connected; one that was killed then looks the same.
-        return f"reconnecting, pid {report['pid']} on {report['host']}; last heard of {report['silent_s']:,.0f} s ago"
+    if is_between_tries(report):
+        return (
+            f"{report['state']}, pid {report['pid']} on {report['host']}; last heard of {report['silent_s']:,.0f} s ago"
+        )
     return f"none runs; nothing was updated since {report['updated_at'][:19]} UTC ({report['silent_s']:,.0f} s)"
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
+from parapply.amounts import few
 from parapply.errors import ParapplyError
 from parapply.verify import command as verifying
 
@@ -67,8 +68,11 @@ class CutoverComparison:
             self._warn(f"not compared before the fence: {error}")
             return
         verifying.say_all(found)
-        if not found.is_equal:
+        if any(verdict.found for verdict in found.verdicts):
             raise _differ()
+        if unknown := [verdict.why_not for verdict in found.verdicts if verdict.why_not]:
+            self._warn(f"not compared before the fence: {few(unknown)}")
+            return
         if found.verdicts:
             click.echo(f"compared before the fence ({time.monotonic() - began_s:.3f} s)")
         self._before = found
@@ -120,4 +124,5 @@ class CutoverComparison:
 
 
 def _differ() -> ParapplyError:
-    return ParapplyError("source and target differ; see above", hint="mend the target (`parapply verify`)")
+    words = "source and target differ, or are not compared; see above"
+    return ParapplyError(words, hint="mend the target (`parapply verify`)")

@@ -235,13 +235,14 @@ class Leader:
         """Open what outlives an epoch, in a stack that closes it, and run epochs; return why they ended."""
         config = self._config
         applylog_writer = self._open_scribe()
+        # First of all: a slot whose apply log is refused is shown.
+        self._gauges = Gauges(config, self._share, applylog_writer, self._waits)
+        self._health = Health(config.source.slot, self._gauges, self._notifier)
+        self.view = SlotView(config.source.slot, self._figures, self._gauges, self._health)
         if applylog_writer is not None:
             # Not in the event loop, which other slots' leaders share.
             stack.push_async_callback(asyncio.to_thread, applylog_writer.close)
             await applylog_writer.opened()
-        self._gauges = Gauges(config, self._share, applylog_writer, self._waits)
-        self._health = Health(config.source.slot, self._gauges, self._notifier)
-        self.view = SlotView(config.source.slot, self._figures, self._gauges, self._health)
         endpoint: Endpoint | None = None
         if config.metrics.listen is not None:
             # Its modules are a thirtieth of what a start imports.

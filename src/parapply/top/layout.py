@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parapply.amounts import brief, size
-from parapply.commands.state_reader import is_silent, stranger
+from parapply.commands.state_reader import is_between_tries, is_silent, stranger
 from parapply.printable import printable, printable_tree
 from parapply.vocabulary import SCHEMA_ONLY, CopyState, DaemonState, WaitKind, WorkerState
 from parapply.wording import cutover_line, how_far, step_state
@@ -94,7 +94,7 @@ def _head(history: ReadingHistory, width: int, limit_lines: int) -> list[Rendera
     state.append_text(state_text(report))
     if report["is_daemon_connected"]:
         state.append(f"  {report['reason']}")
-    elif report["state"] == DaemonState.RECONNECTING:
+    elif is_between_tries(report):
         state.append(f", pid {report['pid']}", "bold red")
     if is_silent(report):
         state.append(f"  nothing heard for {brief(report['silent_s'])}", "bold red")
@@ -115,8 +115,7 @@ def state_text(report: dict[str, Any]) -> Text:
     """Return the state of a slot that is made."""
     if report["is_daemon_connected"]:
         return Text(report["state"], _STYLES.get(report["state"], ""))
-    is_coming_back = report["state"] == DaemonState.RECONNECTING
-    return Text("reconnecting" if is_coming_back else "no daemon runs", "bold red")
+    return Text(report["state"] if is_between_tries(report) else "no daemon runs", "bold red")
 
 
 def _courses(history: ReadingHistory, room: int) -> Table:

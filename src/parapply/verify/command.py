@@ -81,6 +81,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     equal_at: int | None = None  # not compared now: it was equal at this LSN, and the figures are from then
     seconds: float = 0.0  # that the comparison took
     statements: tuple[str, ...] = ()
+    why_not: str = ""  # it was not compared; empty: it was
 
     @property
     def is_sampled(self) -> bool:
@@ -89,8 +90,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_equal(self) -> bool:
-        """Return whether no row differs."""
-        return not self.found
+        """Return whether it was compared, and no row differs."""
+        return not (self.found or self.why_not)
 
 
 class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +105,7 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_equal(self) -> bool:
-        """Return whether no compared row differs."""
+        """Return whether all tables were compared, and no row differs."""
         return all(verdict.is_equal for verdict in self.verdicts)
 
 
@@ -420,7 +421,9 @@ class _Both:
         here, there = await asyncio.gather(
             source.summary(table, on_part, sample), target.summary(table, on_part, sample)
         )
-        left = differing_ranges(here, there)
+        # From here on a lock keeps what was read.
+        why_not = await source.why_unknown(table) or await target.why_unknown(table)
+        left = [] if why_not else differing_ranges(here, there)
         source_rows, target_rows = (sum(rows for rows, _ in one.values()) for one in (here, there))
         found: list[Difference] = []
         while left and len(found) <= self._options.max_keys:
@@ -430,9 +433,9 @@ class _Both:
         kept = found[: self._options.max_keys]
         texts: Sequence[str] = ()
         if kept and self._options.prints_statements:
-            texts = await statements(self._source[0], table, kept)
-        await source.done(table)
-        await target.done(table)
+            texts = await statements(self._source[0], self._target[0], table, kept)
+        await source.unlock(table)
+        await target.unlock(table)
         return Verdict(
             table=table.published,
             source_rows=source_rows,
@@ -442,6 +445,7 @@ class _Both:
             sampled=tuple(sample),
             seconds=time.monotonic() - began_s,
             statements=tuple(texts),
+            why_not=why_not,
         )
 
 
@@ -478,6 +482,8 @@ async def target_leaves(target: settings.Connection, tables: Sequence[PublishedT
 
 
 def _line(verdict: Verdict) -> str:
+    if verdict.why_not:
+        return printable(f"{verdict.table.shown}: NOT COMPARED, {verdict.why_not}")
     if verdict.equal_at is not None:
         what = "of a sample " if verdict.is_sampled else ""
         return (
@@ -506,8 +512,10 @@ def said(found: VerifyResult) -> str:
     verdicts = found.verdicts
     if not verdicts:
         return "no table is published that could be compared"
-    different = sum(not verdict.is_equal for verdict in verdicts)
-    words = f"{different} of {len(verdicts)} tables differ" if different else f"all {len(verdicts)} tables are equal"
+    different, unknown = (sum(map(bool, one)) for one in zip(*[(v.found, v.why_not) for v in verdicts], strict=True))
+    is_equal = not (different or unknown)
+    words = f"all {len(verdicts)} tables are equal" if is_equal else f"{different} of {len(verdicts)} tables differ"
+    words += f", {unknown} not compared" if unknown else ""
     if sampled := sum(verdict.is_sampled for verdict in verdicts):
         words += f" (of {sampled} only a sample)"
     if left := sum(verdict.equal_at is not None for verdict in verdicts):
@@ -529,9 +537,10 @@ def document(found: VerifyResult) -> dict[str, object]:
                 "table_name": verdict.table.name,
                 "target_name": verdict.table.here().text,
                 "is_equal": verdict.is_equal,
+                "why_not_compared": verdict.why_not,
                 "is_sampled": verdict.is_sampled,
-                "source_rows": verdict.source_rows,
-                "target_rows": verdict.target_rows,
+                "source_rows": None if verdict.why_not else verdict.source_rows,
+                "target_rows": None if verdict.why_not else verdict.target_rows,
                 "key_columns": list(verdict.table.key),
                 "columns_not_compared": list(verdict.table.omitted),
                 "differences": [{"kind": one.kind, "key": list(one.key), "count": one.count} for one in verdict.found],

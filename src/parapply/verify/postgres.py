@@ -122,23 +122,28 @@ class VerifyEnd:
         await self._each(deque(self._parts_with(table, numbers)), one)
         return collected
 
+    async def why_unknown(self, table: Compared) -> str:
+        """Return why the snapshot's rows of a table were not read; empty: they were.
+
+        Raises:
+            SourceRefused, SourceLost, TargetRefused, TargetLost: the catalogue could not be read.
+        """
+        relations = [(part.schema, part.name) for part in self._leaves(table)]
+        with self._errors(table.published):
+            found = await rewritten(self._sessions[0], relations)
+        end = "source" if self._is_source else "target"
+        words = "was rewritten, emptied or replaced after the snapshot of this comparison"
+        return f"{end}: {few(found)} {words}" if found else ""
+
     async def done(self, table: Compared) -> None:
         """Check that a table's rows were the snapshot's, and unlock.
 
         Raises:
-            SourceRefused, TargetRefused: it was rewritten or emptied before it was read, so that its rows are unknown.
+            SourceRefused, TargetRefused: they are not known.
             SourceLost, TargetLost: a session failed.
         """
-        published = table.published
-        relations = [(part.schema, part.name) for part in self._leaves(table)]
-        with self._errors(published):
-            found = await rewritten(self._sessions[0], relations)
-        if found:
-            refused, end = (SourceRefused, "source") if self._is_source else (TargetRefused, "target")
-            raise refused(
-                f"{end}: {few(found)} was rewritten, emptied or replaced after the snapshot of this comparison",
-                hint="run the same command again; `parapply verify --table` compares others without it",
-            )
+        if why := await self.why_unknown(table):
+            raise (SourceRefused if self._is_source else TargetRefused)(why, hint="run the same command again")
         await self.unlock(table)
 
     async def unlock(self, table: Compared) -> None:

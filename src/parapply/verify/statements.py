@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from parapply.source.slot import source_errors
+from parapply.target.session import settings
 from parapply.target.sql.own_rows import own_rows
 
 if TYPE_CHECKING:
@@ -26,15 +27,19 @@ if TYPE_CHECKING:
 #: Values without a key are looked for by their texts, which print so where rows are compared.
 _AS_COMPARED: Final = (
     "SET DateStyle = 'ISO, YMD'; SET IntervalStyle = 'postgres'; SET TimeZone = 'UTC'; SET extra_float_digits = 3;"
-    " SET bytea_output = 'hex'; SET lc_monetary = 'C';"
+    " SET bytea_output = 'hex'; SET lc_monetary = 'C'; SET search_path = pg_catalog;"
 )
+#: The comparisons of keys by types of an extension, and triggers, need their own schemas.
+_AS_BEFORE: Final = "RESET search_path;"
 
 
-async def statements(source: Connection, compared: Compared, found: Sequence[Difference]) -> list[str]:
+async def statements(
+    source: Connection, target: settings.Connection, compared: Compared, found: Sequence[Difference]
+) -> list[str]:
     """Return the statements for the keys that differ; all DELETEs come first, as keys may be equal that print apart.
 
     Raises:
-        SourceRefused, SourceLost: the rows could not be read.
+        SourceRefused, SourceLost, TargetRefused, TargetLost: the rows or the target's columns could not be read.
     """
     table = compared.published
     deleted: list[str] = []
@@ -44,21 +49,34 @@ async def statements(source: Connection, compared: Compared, found: Sequence[Dif
         deleted = [_delete_alike(compared, one) for one in found if one.kind != "missing"]
         # Without a key the row is its own.
         inserted = [_insert(table, one.key) for one in found if one.kind != "extra" for _ in range(one.count)]
-        return [*([_AS_COMPARED] if deleted else []), *deleted, *inserted]
+        return [*([_AS_COMPARED, *deleted, _AS_BEFORE] if deleted else []), *inserted]
     by_key: dict[Key, list[Difference]] = {}
     for one in found:
         by_key.setdefault(one.key, []).append(one)
     rows = await _source_rows(source, table, list(by_key))
+    may_update = len(table.columns) > len(table.key) and not await _has_identity(target, table)
     for key, alike in by_key.items():
         here = rows.get(key, [])
         is_one = len(here) == len(alike) == alike[0].count == 1
-        if is_one and alike[0].kind == "different" and len(table.columns) > len(table.key):
+        if is_one and alike[0].kind == "different" and may_update:
             updated.append(_update(compared, key, here[0]))
             continue
         if not (is_one and alike[0].kind == "missing"):
             deleted.append(_delete(compared, key))
         inserted += [_insert(table, row) for row in here]
     return [*deleted, *updated, *inserted]
+
+
+async def _has_identity(target: settings.Connection, table: PublishedTable) -> bool:
+    """Return whether the target's table has a column outside the key that an INSERT may set, and no UPDATE."""
+    query = sql.SQL(
+        "SELECT 1 FROM pg_catalog.pg_attribute WHERE attrelid = $1::pg_catalog.regclass AND attidentity = 'a'"
+        " AND attname = ANY ($2::text[])"
+    )
+    others = [name for name in table.columns if name not in table.key]
+    name = sql.Identifier(*table.here().full_name).as_string(None)
+    with settings.target_errors(f"reading {table.text}"):
+        return bool(await settings.rows(target, query, [name, others]))
 
 
 async def _source_rows(

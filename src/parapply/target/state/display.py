@@ -30,7 +30,7 @@ _AGE: Final = "GREATEST(EXTRACT(epoch FROM pg_catalog.clock_timestamp() - update
 #: The most that the lag of a row may be since the row was written; of a new one, since the slot was made.
 LAG_NOW: Final = f"COALESCE(lag_s, 0) + {_AGE}"
 #: For a row that gets a later date without a check of the publisher, or its lag would stand still.
-DATED: Final = f"lag_s = lag_s + {_AGE}, updated_at = pg_catalog.clock_timestamp()"
+DATED: Final = f"lag_s = {LAG_NOW}, updated_at = pg_catalog.clock_timestamp()"
 
 
 class DaemonRow(msgspec.Struct, frozen=True, kw_only=True):
