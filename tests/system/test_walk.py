@@ -24,7 +24,7 @@ __all__ = ["pair"]
 
 #: Another file in the walk is another file to open for everyone who follows it: not without a reason.
 _MOST_FILES: Final = 30
-_MOST_ENTRIES: Final = 130
+_MOST_ENTRIES: Final = 134
 _TRANSACTIONS: Final = 12
 
 

@@ -183,13 +183,14 @@ class Progress:
         every_s = self._durability.shown_every_s(self._looked())
         low_lsn = self._durability.advances(self._clock(), every_s)
         shown, reason = self._last_word or self._engine.shown
+        lag_s = self._engine.lag_at(self._clock())
         progress = state.SlotProgress(
             low_lsn=low_lsn,
             high_lsn=self._engine.watermark.high_lsn,
             confirmed_flush_lsn=self._stream.confirmed_flush_lsn or None,
             source_lsn=self._engine.source_lsn,
             last_commit_time_us=self._last_commit_time_us,
-            lag_s=self._engine.lag_at(self._clock()),
+            lag_s=lag_s,
             state=shown,
             reason=reason,
             reading=self._stream.shown,
