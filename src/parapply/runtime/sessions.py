@@ -23,7 +23,7 @@ from psycopg import sql
 from parapply import __version__, connect, continuity, failpoints, sharing
 from parapply.config import settings_without_table
 from parapply.conflict.policies import Rules
-from parapply.errors import ParapplyError, SlotBusy, StateGone, TargetLost, TargetRefused
+from parapply.errors import ParapplyError, SlotBusy, StateClosed, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime.first_sessions import FirstSessions
@@ -330,7 +330,7 @@ class Connector:
     def _check_new(self) -> None:
         """Refuse a target without the state that an epoch before had: what was confirmed since is not there."""
         if self._has_state:
-            raise StateGone(
+            raise StateClosed(
                 f"the target no longer knows slot {self._config.source.slot!r}: it is another one, or an older one",
                 hint="correct target.dsn, or bring the target back with its state schema, before the daemon is started"
                 " again: a start takes over a slot without a state; else `parapply drop`, then `parapply init --copy`",
