@@ -69,11 +69,16 @@ def test_tables_that_were_not_published_for_a_time(
     daemon = start_daemon(route)
     source_db.execute("INSERT INTO taken_out VALUES (1); INSERT INTO filtered VALUES (1), (101)")
     daemon.wait_caught_up()
-    source_db.execute("ALTER PUBLICATION pub DROP TABLE taken_out; INSERT INTO taken_out VALUES (2)")
-    source_db.execute("ALTER PUBLICATION pub ADD TABLE taken_out")
+    # Each at once, so that no look of the daemon comes between.
+    source_db.execute(
+        "ALTER PUBLICATION pub DROP TABLE taken_out; INSERT INTO taken_out VALUES (2);"
+        " ALTER PUBLICATION pub ADD TABLE taken_out"
+    )
     source_db.execute("ALTER PUBLICATION pub SET TABLE taken_out, filtered, m, untouched")
-    source_db.execute("ALTER TABLE m DETACH PARTITION m1; INSERT INTO m1 VALUES (1)")
-    source_db.execute("ALTER TABLE m ATTACH PARTITION m1 FOR VALUES FROM (0) TO (100)")
+    source_db.execute(
+        "ALTER TABLE m DETACH PARTITION m1; INSERT INTO m1 VALUES (1);"
+        " ALTER TABLE m ATTACH PARTITION m1 FOR VALUES FROM (0) TO (100)"
+    )
     refused = run_command(route, "snapshot", "--", "true")
     assert "tables are not copied" in refused.stderr
     waiting = _waiting(route)
