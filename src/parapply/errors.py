@@ -13,7 +13,7 @@
 | WalLimitReached  | 3    | reconnect | none: the slot is dropped, if it still keeps as much |
 | SpillFailed      | 3    | reconnect | the operator makes room in the spill directory       |
 | TargetRefused    | 4    | never     | a privilege, a table or a column is missing          |
-| StateGone        | 4    | never     | the target lost its state: see the hint              |
+| StateClosed      | 4    | never     | gone, cut over or of another version: see the hint   |
 | LeaseHeld        | 4    | never     | another daemon holds the lease: stop it or take over |
 | TargetLost       | 4    | reconnect | none: state is read again, the stream replayed       |
 | LocksExhausted   | 4    | reconnect | none: later batches have fewer tables                |
@@ -151,8 +151,8 @@ class TargetRefused(ParapplyError):
     exit_code = 4
 
 
-class StateGone(TargetRefused):
-    """The target no longer knows a slot that it knew."""
+class StateClosed(TargetRefused):
+    """No daemon goes on with this state, whatever its configuration: gone, cut over or of another version."""
 
 
 class LeaseHeld(ParapplyError):

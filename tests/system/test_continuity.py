@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -33,6 +34,16 @@ CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100);
 """
 
 
+class _ListInFile(Route):
+    """A route whose publications the command line does not name."""
+
+    def arguments(self, *settings: Any, **defaults: Any) -> list[str]:  # noqa: ANN401  as the route's
+        """Return the options that every command takes but `--publication`."""
+        words = super().arguments(*settings, **defaults)
+        at = words.index("--publication")
+        return words[:at] + words[at + 2 :]
+
+
 def _copied(
     source: Database, target: Database, run_command: RunCommand, tables: str, published: str, *more: str
 ) -> Route:
@@ -58,11 +69,16 @@ def test_tables_that_were_not_published_for_a_time(
     daemon = start_daemon(route)
     source_db.execute("INSERT INTO taken_out VALUES (1); INSERT INTO filtered VALUES (1), (101)")
     daemon.wait_caught_up()
-    source_db.execute("ALTER PUBLICATION pub DROP TABLE taken_out; INSERT INTO taken_out VALUES (2)")
-    source_db.execute("ALTER PUBLICATION pub ADD TABLE taken_out")
+    # Each at once, so that no look of the daemon comes between.
+    source_db.execute(
+        "ALTER PUBLICATION pub DROP TABLE taken_out; INSERT INTO taken_out VALUES (2);"
+        " ALTER PUBLICATION pub ADD TABLE taken_out"
+    )
     source_db.execute("ALTER PUBLICATION pub SET TABLE taken_out, filtered, m, untouched")
-    source_db.execute("ALTER TABLE m DETACH PARTITION m1; INSERT INTO m1 VALUES (1)")
-    source_db.execute("ALTER TABLE m ATTACH PARTITION m1 FOR VALUES FROM (0) TO (100)")
+    source_db.execute(
+        "ALTER TABLE m DETACH PARTITION m1; INSERT INTO m1 VALUES (1);"
+        " ALTER TABLE m ATTACH PARTITION m1 FOR VALUES FROM (0) TO (100)"
+    )
     refused = run_command(route, "snapshot", "--", "true")
     assert "tables are not copied" in refused.stderr
     waiting = _waiting(route)
@@ -107,6 +123,42 @@ def test_a_publication_that_is_not_asked_for_for_a_time(
     daemon.wait_caught_up()
     assert list(_waiting(route)) == ["more"]
     check_equal(route, "t")
+
+
+def test_a_list_of_publications_that_is_refused(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """The stream passes nothing with it: no table of the list before waits, and nothing of it is noted."""
+    source_db.execute("CREATE TABLE more (id int PRIMARY KEY); CREATE PUBLICATION more FOR TABLE more")
+    target_db.execute("CREATE TABLE more (id int PRIMARY KEY)")
+    tables = "CREATE TABLE t (id int PRIMARY KEY)"
+    route = _copied(source_db, target_db, run_command, tables, "TABLE t", "--publication", "more")
+    # Of another slot, whose rows in a table that nothing writes yet have constants.
+    row = json.dumps({"slot_id": 0, "slot_name": "other", "constants_in": {"public.taken": [{"site": "1"}]}})
+    target_db.execute(
+        "INSERT INTO parapply.slots OVERRIDING SYSTEM VALUE"
+        " SELECT (jsonb_populate_record(s, %s)).* FROM parapply.slots AS s",
+        [row],
+    )
+    target_db.execute("CREATE TABLE taken (id int PRIMARY KEY)")
+    path = tmp_path / "app.toml"
+    path.write_text('[source]\npublications = ["pub", "more"]\n')
+    given = _ListInFile(source=source_db, target=target_db, slot=route.slot, settings=route.settings)
+    daemon = start_daemon(given, "--config", str(path))
+    daemon.wait_caught_up()
+    path.write_text('[source]\npublications = ["pub"]\n[mapping.tables]\n"public.t" = "public.taken"\n')
+    daemon.send(signal.SIGHUP)
+    assert "lacks constants" in str(daemon.wait_for_event("config_refused")["error"])
+    source_db.execute("INSERT INTO more VALUES (1)")
+    path.write_text('[source]\npublications = ["pub", "more"]\n')
+    daemon.send(signal.SIGHUP)
+    daemon.wait_for_event("source_connected", count=2)
+    daemon.wait_caught_up()
+    # A look.
+    assert run_command(route, "snapshot", "--publication", "more", "--", "true").returncode == 0
+    assert _waiting(route) == {}
+    check_equal(route, "t", "more")
+    daemon.stop()
 
 
 @pytest.mark.parametrize("copies", [True, False], ids=["copied", "not_copied"])

@@ -150,6 +150,32 @@ def test_what_changes_nothing_the_log_and_a_stop(route: Route, start_daemon: Sta
     assert not [line for line in daemon.lines if "geheim" in line]
 
 
+def test_a_reload_does_not_hold_up_an_end(route: Route, start_daemon: StartDaemon, path: Path) -> None:
+    """One that changes nothing, or the log only, is no reason to try again; nor is any where only a command helps."""
+    daemon = _started(start_daemon, route, path)
+    _hang_up(daemon)
+    path.write_text('[log]\nlevel = "debug"\n')
+    _hang_up(daemon)
+    route.target.execute("ALTER TABLE parapply.applied SET UNLOGGED")
+    end_sessions(route.target, "parapply%")
+    assert daemon.exit_code() == 4, daemon.log_tail()
+    assert "applied is UNLOGGED" in daemon.failure
+    route.target.execute("ALTER TABLE parapply.applied SET LOGGED")
+    cut_over = (
+        "INSERT INTO parapply.cutovers (slot_id, step, reverse_slot, made_slot, made_publication, fence, opens)"
+        " SELECT slot_id, 'done', 'back', false, false, 'database', '' FROM parapply.slots"
+    )
+    for query, what in [(cut_over, "was cut over"), ("UPDATE parapply.schema_version SET version = 9999", "9999")]:
+        path.write_text("")
+        daemon = _started(start_daemon, route, path)
+        route.target.execute(query)
+        path.write_text("[apply]\nworkers = 3\n")
+        daemon.send(signal.SIGHUP)
+        assert daemon.exit_code() == 4, daemon.log_tail()
+        assert what in daemon.failure
+        route.target.execute("DELETE FROM parapply.cutovers")
+
+
 class _TargetInFile(Route):
     """A route whose target the command line does not name."""
 

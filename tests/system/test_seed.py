@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import signal
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from parapply import failpoints
+from parapply.config import load_config
 from parapply.demo.server import PgServer
+from parapply.errors import SourceRefused
+from parapply.seed.command import SeedOptions, prepare, seed
+from parapply.source import failover
 from tests.fixtures.databases import Database, create_database
 from tests.fixtures.physical import base_backup, clone_files, follow, upgrade
 from tests.fixtures.plain import FAST, TABLES, check_equal
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
+    from parapply.config import Config
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.servers import OwnServers
 
@@ -239,11 +245,16 @@ def test_a_backup_recovered_to_an_lsn_joins_there(
 
 @pytest.mark.pg_majors(18)
 def test_what_came_along_is_refused_by_name_and_cleaned(
-    own_servers: OwnServers, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path
+    own_servers: OwnServers,
+    run_command: RunCommand,
+    start_daemon: StartDaemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Slots, subscriptions, jobs and states that came with cloned files stop it until their kind is named.
 
-    A clone that was started without a recovery is refused. The copy takes over from the server whose identifier it has.
+    A clone that was started without a recovery is refused, and so is two_phase of a failover slot of 17, before
+    anything is made. The copy takes over from the server whose identifier it has.
     """
     source, other = _publisher(own_servers), own_servers("other")
     wild, copy = own_servers("wild"), own_servers("copy")
@@ -262,6 +273,8 @@ def test_what_came_along_is_refused_by_name_and_cleaned(
     into = Route(source=upstream, target=source, slot="into", publication="up", settings=FAST)
     assert run_command(into, "init").returncode == 0
     made = _route(source, copy)
+    _check_refused_on_17(made, prepare, monkeypatch)
+    assert source.rows("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'app'") == [(0,)]
     assert run_command(made, "seed", "--prepare").returncode == 0
     source.execute("INSERT INTO item VALUES (1, 1)")
     publisher = _own(source)
@@ -283,6 +296,7 @@ def test_what_came_along_is_refused_by_name_and_cleaned(
     for text in ("1 subscriptions came along (su)", "1 slots came along (app)", "1 jobs came along (7)",
                  "1 states came along (into)"):  # fmt: skip
         assert text in refused.stderr, refused.stderr
+    _check_refused_on_17(made, lambda config: seed(config, SeedOptions()), monkeypatch)
     done = run_command(made, "seed", *[word for kind in ("subscriptions", "slots", "jobs", "states", "publications")
                                        for word in ("--clean", kind)])  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -301,6 +315,20 @@ def test_what_came_along_is_refused_by_name_and_cleaned(
     assert (refused.returncode, "a daemon has applied changes" in refused.stderr) == (_TARGET_REFUSED, True)
     source.execute("ALTER SUBSCRIPTION su DISABLE")
     _cut_over_and_follow(made, run_command, start_daemon, tmp_path)
+
+
+def _check_refused_on_17(
+    made: Route, work: Callable[[Config], Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that a failover slot with two_phase is refused where the server is one of 17 for all that counts."""
+    flags = {
+        "source.dsn": made.source_dsn, "target.dsn": made.target_dsn, "source.slot": made.slot,
+        "source.publications": (made.publication,), "source.failover": "auto", "source.two_phase": True,
+    }  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(failover, "_TWO_PHASE_SINCE", 190000)
+        with pytest.raises(SourceRefused, match="before PostgreSQL 18"):
+            asyncio.run(work(load_config(None, (), flags, {})))
 
 
 def _cut_over_and_follow(made: Route, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path) -> None:

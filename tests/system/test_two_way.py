@@ -199,6 +199,7 @@ def test_t17_without_the_privilege_the_daemon_says_what_will_not_work(
     assert refused.exit_code(30) == 4
     assert 'source.origin = "none" needs replication origins' in refused.failure
     assert "GRANT EXECUTE ON FUNCTION" in refused.failure
+    assert target_db.rows("SELECT lacks_origins FROM parapply.slots") == [(False,)]
     # So would what is replayed.
     replay = ("conflicts replay", "--yes", "--type", "insert_exists")
     kept = run_command(route, *replay, "--set", "source.origin=none")

@@ -149,17 +149,25 @@ class CapturedConnector(Connector):
         stack.push_async_callback(stream.close)
         return stream
 
-    async def _start(  # noqa: PLR0913  as the one that it stands for
+    async def _claimed(
         self,
         connecting: asyncio.Task[SlotStream],
         source_conn: slot.Connection,  # noqa: ARG002
+        facts: slot.SourceFacts,  # noqa: ARG002
+        found: state.SlotState,  # noqa: ARG002
+    ) -> SlotStream:
+        return await connecting
+
+    async def _start(
+        self,
+        claimed: asyncio.Task[SlotStream],
         facts: slot.SourceFacts,  # noqa: ARG002
         found: state.SlotState,
         streaming: str,  # noqa: ARG002
         *,
         two_phase: bool,  # noqa: ARG002
     ) -> SlotStream:
-        stream = await connecting
+        stream = await claimed
         assert isinstance(stream, CapturedStream), "it was opened here"
         stream.begin(found.resume_lsn)
         return stream

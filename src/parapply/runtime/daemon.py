@@ -26,7 +26,7 @@ from parapply.errors import (
     SourceLost,
     SourceRefused,
     SpillFailed,
-    StateGone,
+    StateClosed,
     StreamLeft,
     TargetLost,
     TargetRefused,
@@ -319,7 +319,9 @@ class Leader:
     async def _given_up(self, reached: WalLimitReached) -> ParapplyError:
         """Drop the slot if it still keeps too much WAL, and return the error to act on; all sessions are closed."""
         try:
-            lost = await retention.give_up(self._config, log_wait, lambda: self._reloader.config is self._config)
+            lost = await retention.give_up(
+                self._config, log_wait, lambda: not self._reloader.differs_from(self._config)
+            )
         except ParapplyError as error:
             return error
         if lost is None:
@@ -391,8 +393,9 @@ class Leader:
         """Continue with the configuration that was read last; nothing is open that knows the old one."""
         self._signals.renew()
         if self._config is not self._reloader.config:
+            if self._reloader.differs_from(self._config):
+                self._is_untried = self._has_served
             self._config = self._reloader.config
-            self._is_untried = self._has_served
             self._delay_s = self._config.source.reconnect_min_s
             self._share = self._fixed_share or share_of(self._config.apply)
             self._opener.use(self._config, self._share)
@@ -453,8 +456,8 @@ class Leader:
                 is_refusal = False
             return self._has_served or not is_refusal or any(words in text for words in _LATER)
         is_refused = isinstance(error, ConfigError | TargetRefused | SourceRefused)
-        if self._is_untried and is_refused and not isinstance(error, SlotLost | StateGone):
-            # A reload never ends the service, unless slot or state are lost.
+        if self._is_untried and is_refused and not isinstance(error, SlotLost | StateClosed):
+            # A reload never ends the service, unless only a command helps with slot or state.
             return True
         is_data = isinstance(error, ApplyFailed | TargetRefused | SourceRefused) and self._has_served
         return is_data and not isinstance(error, SourceRefused) and self._config.apply.on_error == "retry"

@@ -52,11 +52,16 @@ class Reloader:
         if fixed := sorted(differs & FIXED):
             self._log.warning("config_needs_restart", settings=fixed)
         taken = differs - FIXED
-        self.config = _with(self.config, found, taken)
+        if taken:
+            self.config = _with(self.config, found, taken)
         if taken & _LOG:
             logs.configure(found.log.level, found.log.format)
         self._log.info("config_reloaded", settings=sorted(taken))
         return bool(taken - _LOG)
+
+    def differs_from(self, config: Config) -> bool:
+        """Return whether more than the log is other than in a configuration that was in force."""
+        return self.config is not config and bool(changed(config, self.config) - _LOG)
 
     def _refuse(self, why: str) -> bool:
         self._log.error("config_refused", error=why, hint="the configuration in force stays")

@@ -23,7 +23,7 @@ from psycopg import sql
 from parapply import __version__, connect, continuity, failpoints, sharing
 from parapply.config import settings_without_table
 from parapply.conflict.policies import Rules
-from parapply.errors import ParapplyError, SlotBusy, StateGone, TargetLost, TargetRefused
+from parapply.errors import ParapplyError, SlotBusy, StateClosed, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime.first_sessions import FirstSessions
@@ -163,11 +163,20 @@ class Connector:
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
             pending = await self._prepared(control, slot_id)
             known = await copies.load(control, self._config.target.state_schema, slot_id)
+            taken = await sharing.claim(source, control, self._config, slot_id, is_daemon=True)
+            self._own_pids = [control.info.backend_pid]
+            opener = WorkerSessions(self._config, slot_id, control.info.backend_pid, self._own_pids, server)
+            stack.push_async_callback(opener.close_all)
+            # The stream first, because the publisher decodes while everything else is made ready.
+            claimed = begin(self._claimed(connecting, source, source_facts, found))
+            workers = begin(self._workers(opener))
+            if self._is_to_be_noted(found):
+                # Behind all that may refuse the configuration, which would be noted for good.
+                await _together(claimed, workers)
             if {*found.publications} != {*self._config.source.publications}:
                 # Before the stream passes changes of a table that no longer comes, and the new list is kept.
                 continuity.tell(await continuity.look(source, control, self._config, slot_id, known))
                 known = await copies.load(control, self._config.target.state_schema, slot_id)
-            taken = await sharing.claim(source, control, self._config, slot_id, is_daemon=True)
             known = await continuity.leave_out(source, control, self._config, slot_id, known)
             await continuity.drop_marks(source, control, self._config, slot_id, known)
             names = await continuity.keep_names(source, control, self._config, slot_id, known)
@@ -178,18 +187,13 @@ class Connector:
             else:
                 streaming = "off"
                 self._log.warning("streaming_paused", until_lsn=format_lsn(self._whole_until_lsn))
-            # The stream first, because the publisher decodes while everything else is made ready.
-            self._own_pids = [control.info.backend_pid]
-            opener = WorkerSessions(self._config, slot_id, control.info.backend_pid, self._own_pids, server)
-            stack.push_async_callback(opener.close_all)
             stream, sessions, _ = await _together(
-                self._start(connecting, source, source_facts, found, streaming, two_phase=two_phase),
-                self._workers(opener),
+                self._start(claimed, source_facts, found, streaming, two_phase=two_phase),
+                workers,
                 self._write_daemon(control, source_facts, slot_id, two_phase=two_phase),
             )
         if self._proved_us and self._proved_us != found.source_started_us:
             await heals.note_source(control, self._config.target.state_schema, slot_id, self._proved_us)
-        self._check_origins([session for _, session in sessions])
         self._tell_lacking(found)
         await self._tell_without_table(source)
         self._tell_newer(source=source_facts.server_version_num, target=control.info.server_version)
@@ -326,7 +330,7 @@ class Connector:
     def _check_new(self) -> None:
         """Refuse a target without the state that an epoch before had: what was confirmed since is not there."""
         if self._has_state:
-            raise StateGone(
+            raise StateClosed(
                 f"the target no longer knows slot {self._config.source.slot!r}: it is another one, or an older one",
                 hint="correct target.dsn, or bring the target back with its state schema, before the daemon is started"
                 " again: a start takes over a slot without a state; else `parapply drop`, then `parapply init --copy`",
@@ -396,6 +400,12 @@ class Connector:
         await lease.fence(control, slot_id, log_wait)
         self._log.info("lease_taken", slot=self._config.source.slot)
 
+    def _is_to_be_noted(self, found: state.SlotState) -> bool:
+        """Return whether what the state keeps of an earlier configuration is to change."""
+        source = self._config.source
+        is_other_list = {*found.publications} != {*source.publications}
+        return is_other_list or (source.origin == "none" and not found.lacks_origins)
+
     async def _write_daemon(
         self, control: settings.Connection, facts: slot.SourceFacts, slot_id: int, *, two_phase: bool
     ) -> None:
@@ -422,6 +432,7 @@ class Connector:
             if not sessions:
                 raise errors[0]
             self._log.warning("workers_reduced", workers=len(sessions), error=str(errors[0]))
+        self._check_origins([session for _, session in sessions])
         return sessions
 
     def _streaming(self, facts: slot.SourceFacts) -> str:
@@ -448,10 +459,29 @@ class Connector:
             decoding_memory_bytes=source.decoding_memory_bytes if lowers else 0,
         )
 
-    async def _start(  # noqa: PLR0913  one place calls it
+    async def _claimed(
         self,
         connecting: asyncio.Task[SlotStream],
         source_conn: slot.Connection,
+        facts: slot.SourceFacts,
+        found: state.SlotState,
+    ) -> SlotStream:
+        """Return a stream that has the slot for itself and may be started; refuse a publisher with another history."""
+        stream = await connecting
+        assert isinstance(stream, CatchUpStream), "a slot is read so"
+        await stream.check_same(facts)
+        own_pid, self._sender_pid = self._sender_pid, stream.sender_pid
+        try:
+            await stream.claim(self._config.source.slot, own_pid)
+        except SlotBusy:
+            self._sender_pid = own_pid
+            raise
+        await self._check_history(source_conn, facts, found)
+        return stream
+
+    async def _start(
+        self,
+        claimed: asyncio.Task[SlotStream],
         facts: slot.SourceFacts,
         found: state.SlotState,
         streaming: str,
@@ -466,16 +496,8 @@ class Connector:
         def command(start_lsn: int) -> str:
             return options.start_replication_sql(source.slot, start_lsn, start)
 
-        stream = await connecting
+        stream = await claimed
         assert isinstance(stream, CatchUpStream), "a slot is read so"
-        await stream.check_same(facts)
-        own_pid, self._sender_pid = self._sender_pid, stream.sender_pid
-        try:
-            await stream.claim(source.slot, own_pid)
-        except SlotBusy:
-            self._sender_pid = own_pid
-            raise
-        await self._check_history(source_conn, facts, found)
         reason = await self._catch_up(
             stream, facts, found, command, is_streaming=streaming != "off", two_phase=two_phase
         )

@@ -87,6 +87,7 @@ async def prepare(config: Config) -> None:
         facts = await slot.inspect(conn, name)
         refusals.check_server(facts)
         refusals.check_primary(facts, "seed --prepare")
+        failover.check(config.source, facts)
         await _make_publication(conn, config)
         await slot.check_publications(conn, config.source.publications)
         if facts.slot is None:
@@ -260,6 +261,8 @@ class _Run:
         self.facts = await refusals.check(
             self._ends.source, facts, self._config.source.login, name, known, two_phase=two_phase
         )
+        # Asked again behind the state, which is written by then.
+        failover.check(self._config.source, self.facts)
 
     def _check_prepared(self, gids: Sequence[str]) -> None:
         """Refuse transactions prepared at the end of the copy of which the slot would send only the outcome."""

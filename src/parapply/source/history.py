@@ -41,7 +41,8 @@ _GOING: Final = ("08", "57P")
 
 _ANY_LSN: Final = (1 << 64) - 1
 # Of what ends a transaction: C, P, K and r. No others after `low_lsn`: there may be thousands. A P that comes twice,
-# again with its K, is of before the slot had two_phase (trap T-58): the K alone has a record.
+# again with its K, is of before the slot had two_phase (trap T-58): the K alone has a record. Without its K it comes
+# once, behind all others here, so that it takes the place of none.
 _QUERY: LiteralString = """
     SELECT data
       FROM (SELECT lsn, data,
@@ -50,7 +51,7 @@ _QUERY: LiteralString = """
                    pg_catalog.get_byte(data, 0) AS kind
              WHERE kind IN (67, 80, 75, 114)) AS found
      WHERE lsn = ANY ($4::pg_lsn[]) OR lsn > $5::pg_lsn AND lsn <= $6::pg_lsn AND NOT is_late
-     ORDER BY lsn LIMIT $7"""
+     ORDER BY pg_catalog.get_byte(data, 0) = 80 AND lsn <> ALL ($4::pg_lsn[]), lsn LIMIT $7"""
 
 
 async def check(  # noqa: PLR0913
@@ -91,8 +92,8 @@ async def check(  # noqa: PLR0913
     # begins before.
     other_lsn = low_lsn if up_to_lsn > low_lsn else _ANY_LSN
     words = [word for pair in options for word in pair]
-    ends = [format_lsn(end_lsn) for end_lsn in awaited]
-    values = [format_lsn(up_to_lsn), words, ends, format_lsn(last_lsn), format_lsn(other_lsn), len(awaited) + 1]
+    awaited_ends = [format_lsn(end_lsn) for end_lsn in awaited]
+    values = [format_lsn(up_to_lsn), words, awaited_ends, format_lsn(last_lsn), format_lsn(other_lsn), len(awaited) + 1]
     copy = ""
     with source_errors("looking for what is applied"):
         async with psycopg.AsyncRawCursor(conn) as cursor:
@@ -106,12 +107,16 @@ async def check(  # noqa: PLR0913
                     return f"the slot is far behind, and was not copied: {why}"
             try:
                 await cursor.execute(_QUERY, [copy or slot_name, *values], binary=True)
-                found = dict(end_of(bytes(data)) for (data,) in await cursor.fetchall())
+                messages = [bytes(data) for (data,) in await cursor.fetchall()]
             finally:
                 await _drop(cursor, copy)
-    if found == awaited:
-        return ""
-    lsn = min(end_lsn for end_lsn, _ in found.items() ^ awaited.items())
+    ends = [(message[:1], *end_of(message)) for message in messages]
+    found = {end_lsn: time_us for _, end_lsn, time_us in ends}
+    undecided = {end_lsn for kind, end_lsn, _ in ends if kind == b"P"} - awaited.keys()
+    others = {end_lsn for end_lsn, _ in found.items() ^ awaited.items()} - undecided
+    if not others:
+        return "a transaction was prepared before the slot sent such ones, and is not decided" if undecided else ""
+    lsn = min(others)
     what = (
         "sends no transaction, or another one, that ends" if lsn in awaited else "sends another transaction that ends"
     )

@@ -147,7 +147,8 @@ def _stored(column: ColumnFacts, value: str) -> str:
     """Return a value as an assignment to the column stores it; a value that it would refuse stays, and equals nothing.
 
     Not by a cast with the modifier, which cuts texts, but for arrays of numbers and times, for whose elements there is
-    nothing else. Bit strings and char(n) lose nothing that counts.
+    nothing else: an infinite number in one is an error (22003), and not unequal. Bit strings and char(n) lose nothing
+    that counts.
     """
     cast, modifier = f"{value}::{column.type_sql}", column.type_modifier
     if modifier == -1:

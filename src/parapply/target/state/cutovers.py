@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from psycopg import sql
 
-from parapply.errors import TargetRefused
+from parapply.errors import StateClosed, TargetRefused
 from parapply.model import lsn_text
 from parapply.target.session import lease
 from parapply.target.session.settings import rows, target_errors
@@ -255,13 +255,13 @@ async def check_may_write(
     That is from the step `until` on; the slot's name is for the message.
 
     Raises:
-        TargetRefused: it has.
+        StateClosed: it has.
     """
     found = await read(conn, schema, slot_id)
     if found is None or found.step.is_before(until):
         return
     what = "the target has taken over" if found.is_open else f"it is under way, at the step {found.step}"
-    raise TargetRefused(
+    raise StateClosed(
         f"slot {slot_name!r} was cut over: {what}",
         hint="`parapply cutover` goes on with it, or takes it back (--undo, or --back once it is done)",
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from psycopg import sql
 
-from parapply.errors import TargetRefused
+from parapply.errors import StateClosed, TargetRefused
 from parapply.model import parse_lsn
 from parapply.state_mark import STATE_COMMENT
 from parapply.target.session.settings import rows, target_errors
@@ -119,13 +119,13 @@ async def has_schema(conn: Connection, schema: str) -> bool:
     """Return whether the state schema exists.
 
     Raises:
-        TargetRefused: it is of another version, or a privilege is missing.
+        StateClosed: it is of another version.
     """
     with target_errors("looking for the state schema"):
         found = await _version(conn, schema)
     if found is None or found == SCHEMA_VERSION:
         return found is not None
-    raise TargetRefused(
+    raise StateClosed(
         f"state schema {schema!r} has version {found}; this parapply knows version {SCHEMA_VERSION}",
         hint="run the parapply that wrote it, or a newer one"
         if found > SCHEMA_VERSION
