@@ -296,9 +296,14 @@ async def check_ddl_role(config: Config, target: settings.Connection) -> None:
     """Refuse a role for commands of the publisher that this one may not take, or that does not exist."""
     ddl = config.ddl
     if ddl.apply and ddl.role and ddl.role != SAME_ROLE:
-        with settings.target_errors(f"ddl.role = {ddl.role!r}"):
-            async with target.transaction():
-                await target.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(ddl.role)))
+        try:
+            with settings.target_errors(f"ddl.role = {ddl.role!r}"):
+                async with target.transaction():
+                    await target.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(ddl.role)))
+        except TargetRefused as error:
+            role, own = (sql.Identifier(name).as_string(None) for name in (ddl.role, target.info.user))
+            error.hint = f"GRANT {role} TO {own};"
+            raise
 
 
 async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> state.SlotState:

@@ -6,6 +6,9 @@ import asyncio
 import io
 import json
 import secrets
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +28,7 @@ from parapply.copy import left_out
 from parapply.errors import LeaseHeld, ParapplyError, SlotBusy, SourceRefused, TargetRefused
 from parapply.init import init
 from parapply.login import Login
+from parapply.migrate import follow
 from parapply.model import format_lsn, parse_lsn
 from parapply.source import failover
 from parapply.target.session import lease, settings
@@ -34,9 +38,13 @@ from parapply.top.layout import state_text
 from parapply.vocabulary import CopyState
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.fixtures.databases import Database
 
 SCHEMA = 'my "state" %s'
+#: A process that runs until it gets a line.
+_UNTIL_TOLD = (sys.executable, "-c", "input()")
 
 
 @dataclass(frozen=True)
@@ -175,12 +183,15 @@ def test_drop_leaves_nothing(pair: Pair, capsys: pytest.CaptureFixture[str]) -> 
 def test_indexes_are_made_where_a_copy_has_dropped_them(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever [mapping] says by now; a table that was renamed is named. A wait for a lock says how to see whose."""
+    """Whatever [mapping] says by now; one is gone only with its table, which may have got another name.
+
+    A wait for a lock says how to see whose it is.
+    """
     create = 'CREATE INDEX IF NOT EXISTS "%s ON t" ON %s USING btree (i)'
     wanted = tuple([create % one for one in (("a", "public.t"), ("b", "public.renamed"), ("c", "away.t"))])
     row = copies.CopyRow(schema_name="public", table_name="t", state=CopyState.COPYING, start_lsn=1, source_oid=1,
                          indexes=wanted)  # fmt: skip
-    pair.target.execute("CREATE SCHEMA other; CREATE TABLE other.t (i int); CREATE TABLE more (i int)")
+    pair.target.execute("CREATE SCHEMA other; CREATE TABLE more (i int)")
     config = replace(pair.config, mapping=MappingConfig(schemas={"public": TargetPlace(name="other")}))
     monkeypatch.setattr(lifecycle, "_PATIENCE_S", 0.0)
 
@@ -199,10 +210,59 @@ def test_indexes_are_made_where_a_copy_has_dropped_them(
     said = capsys.readouterr()
     assert "pg_blocking_pids(" in said.out
     assert said.err.count("because the table or its column is gone: CREATE INDEX") == 2
+    pair.target.execute("CREATE TABLE other.t (i int)")
+    with pytest.raises(TargetRefused, match=r'"c ON t" ON away.t USING') as lacking:
+        asyncio.run(make())
+    assert "by its present name" in lacking.value.hint
+    pair.target.execute('CREATE INDEX "b ON t" ON other.t (i); CREATE INDEX "c ON t" ON other.t (i)')
+    asyncio.run(make())
+    assert "is gone" not in capsys.readouterr().err
     # Another one has its name, and this one is not made.
     pair.target.execute('DROP INDEX "a ON t"; CREATE INDEX "a ON t" ON more (i)')
     with pytest.raises(TargetRefused, match="another one has its name"):
         asyncio.run(make())
+
+
+def test_a_daemon_that_another_one_was_before_is_told_from_one_that_failed(pair: Pair, tmp_path: Path) -> None:
+    """Only where the lease was held is the other one followed; one that waits for it in vain is ended."""
+    init(pair.config)
+    slots = sql.Identifier(SCHEMA, "slots")
+    ((slot_id,),) = pair.target.rows(sql.SQL("SELECT slot_id FROM {}").format(slots))
+    log = tmp_path / "daemon.log"
+
+    def refused() -> follow.Daemon:
+        process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({LeaseHeld.exit_code})"])
+        process.wait()
+        return follow.Daemon(process, log)
+
+    async def run() -> None:
+        async with (
+            await connect.open_target(pair.config, "one") as one,
+            await connect.open_target(pair.config, "two") as two,
+        ):
+            await lease.take_lease(one, slot_id, 0)
+            with pytest.raises(LeaseHeld) as held:
+                await lease.take_lease(two, slot_id, 0)
+            log.write_text(f"parapply: {held.value.line()}\n")
+            daemon = refused()
+            assert (await daemon.has_ended(two, slot_id), daemon.pid) == (False, None)
+            await refused().end(pair.config, two, slot_id)
+            log.write_text("parapply: a column is missing\n")
+            with pytest.raises(ParapplyError, match="has ended with 4: a column is missing"):
+                await refused().has_ended(two, slot_id)
+            await follow.Daemon(waiting, log).end(pair.config, two, slot_id)
+            await asyncio.gather(
+                follow.Daemon(leading, log).end(pair.config, two, slot_id),
+                asyncio.to_thread(leading.communicate, b"\n"),
+            )
+            assert (waiting.returncode, leading.returncode) == (-signal.SIGTERM, 0)
+
+    with (
+        subprocess.Popen(_UNTIL_TOLD, stdin=subprocess.PIPE) as waiting,
+        subprocess.Popen(_UNTIL_TOLD, stdin=subprocess.PIPE) as leading,
+    ):
+        pair.target.execute(sql.SQL("UPDATE {} SET pid = {}").format(slots, leading.pid))
+        asyncio.run(run())
 
 
 def test_drop_asks_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,7 +210,8 @@ def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, 
     options = (*arguments, *_OPTIONS, "--set", "ddl.apply=true")
     # The check leaves a role that does not exist yet to this step.
     refused = run_command(nasty, "migrate", *options, "--set", "ddl.role=nosuch", "--only", "roles")
-    assert (refused.returncode, 'role "nosuch" does not exist' in refused.stderr) == (4, True), refused
+    assert refused.returncode == 4
+    assert re.search(r'role "nosuch" does not exist. Hint: GRANT "nosuch" TO "\w+";', refused.stderr)
     assert run_command(nasty, "migrate", *options, "--to", "schema").returncode == 0
     nasty.source.execute("SELECT parapply.replicate_ddl('CREATE INDEX came_later ON tree (up)')")
     refused = run_command(nasty, "migrate", *options)

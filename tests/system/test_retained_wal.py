@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -155,18 +156,24 @@ def test_a_paused_copy_ends_where_its_state_was_removed(
     async def drop(config: Config, _: int) -> None:
         await lifecycle.drop_one(config)
 
-    async def go_on() -> None:
+    async def go_on(*, is_left: bool) -> None:
         config = _config(route)
         async with connect.open_both(config, "refresh") as ends:
             facts = await slot.inspect(ends.source, route.slot)
             found = await connect.known_state(config, ends.target, facts.system_identifier)
             assert found is not None
             published = await published_tables(ends.source, config.source.publications, config.mapping)
-            await command._Copy(config, ends, command.CopyOptions()).go_on_after_pause(found, published)
+            if not is_left:
+                await ends.source.close()
+            copy = command._Copy(config, ends, command.CopyOptions())
+            await copy.go_on_after_pause(found, published if is_left else [])
 
+    monkeypatch.setattr(slot_guard, "until_free", AsyncMock())
+    # A session that broke in the pause is not missed where nothing is left.
+    asyncio.run(go_on(is_left=False))
     monkeypatch.setattr(slot_guard, "until_free", drop)
     with pytest.raises(TargetRefused, match="was removed while its copy waited"):
-        asyncio.run(go_on())
+        asyncio.run(go_on(is_left=True))
     assert run_command(other, "drop", "--yes").returncode == 0
 
 

@@ -283,6 +283,5 @@ async def _of_ddl_role(config: Config, target: settings.Connection, *, brings_ro
         # The server's code for a role that does not exist.
         if brings_roles and isinstance(error.__cause__, psycopg.errors.InvalidParameterValue):
             return []
-        role, own = (sql.Identifier(name).as_string(None) for name in (config.ddl.role, target.info.user))
-        return [Finding(Code.DDL_ROLE, str(error), role, f"GRANT {role} TO {own};")]
+        return [Finding(Code.DDL_ROLE, str(error), sql.Identifier(config.ddl.role).as_string(None), error.hint)]
     return []

@@ -307,7 +307,8 @@ class _Copy:
         # Without the lock the daemon leaves the changes of these tables out, as after an interruption.
         await lease.release_lease(self._target, found.slot_id, lease.COPY_LOCK_CLASS)
         await slot_guard.until_free(self._config, found.slot_id)
-        await self._read_state(found.slot_id)
+        # Not by the session on the source: it was idle, and may have ended.
+        await self._state(found.slot_id, found.system_identifier)
         known = await copies.load(self._target, self._schema, found.slot_id)
         copied = {row.name for row in known.tables if row.state == CopyState.COPIED}
         if left := [table for table in tables if table.full_name not in copied]:
@@ -450,14 +451,17 @@ class _Copy:
     async def _read_state(self, slot_id: int) -> tuple[slot.SourceFacts, state.SlotState]:
         """Return the publisher, and the state that the caller has read before; raise TargetRefused if it is gone."""
         facts = await slot.inspect(self._source, self._name)
-        found = await connect.known_state(self._config, self._target, facts.system_identifier)
+        return facts, await self._state(slot_id, facts.system_identifier)
+
+    async def _state(self, slot_id: int, system_identifier: str) -> state.SlotState:
+        found = await connect.known_state(self._config, self._target, system_identifier)
         # Without the copy lock `parapply drop` may remove it, and an `init` make another one.
         if found is None or found.slot_id != slot_id:
             raise TargetRefused(
                 f"target: the state of slot {self._name!r} was removed while its copy waited",
                 hint="`parapply init --copy` begins again",
             )
-        return facts, found
+        return found
 
     async def _check_publisher(self, slot_id: int) -> slot.SlotFacts | None:
         """Refuse a publisher whose WAL lacks what is on the target, and note its timeline, which the copy will be of.

@@ -38,8 +38,8 @@ class Comparison:
     """The result of `parapply verify` for one table."""
 
     name: str
-    source_rows: int
-    target_rows: int
+    source_rows: int | None  # None: not compared
+    target_rows: int | None
     is_equal: bool
 
 

@@ -53,7 +53,9 @@ def show_comparison(console: Console, tables: Sequence[Comparison]) -> None:
     """Print a row for each table, with the verdict."""
     grid = _grid("table", "rows: publisher", "subscriber", "")
     for table in tables:
-        grid.add_row(Text(table.name), f"{table.source_rows:,}", f"{table.target_rows:,}", _verdict(table.is_equal))
+        rows = ["" if n is None else f"{n:,}" for n in (table.source_rows, table.target_rows)]
+        verdict = _verdict(table.is_equal) if all(rows) else Text("NOT COMPARED", style="bold red")
+        grid.add_row(Text(table.name), *rows, verdict)
     console.print(grid)
 
 

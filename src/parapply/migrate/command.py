@@ -493,7 +493,7 @@ class _Run:
                             hint="the same command starts it again",
                         )
                     daemon = await follow.daemon_of(self._options, target, slot_id, *until)
-            await daemon.end()
+            await daemon.end(self._config, target, slot_id)
         return format_lsn(lsn)
 
     async def _run_commands(self, slot_id: int) -> frozenset[int] | None:

@@ -52,8 +52,15 @@ class Daemon:
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
-        """Do nothing if it runs; raise ParapplyError if it has ended without being stopped."""
+        """Do nothing if it runs; raise ParapplyError if it has ended without being stopped.
+
+        A killed command may have started one that held no lease yet as this one was started: that one is followed.
+        """
         if self._process is not None and self._process.poll():
+            # Other failures have this code as well.
+            if self._process.poll() == LeaseHeld.exit_code and self._last_word().startswith(lease.HELD):
+                self._process = None
+                return
             raise ParapplyError(
                 f"the daemon has ended with {self._process.returncode}: {self._last_word()}",
                 hint=f"its log is {self._log}; mend what it says and run the same command",
@@ -65,21 +72,21 @@ class Daemon:
         Raises:
             ParapplyError: it is ours, and has failed.
         """
-        holders = await lease.holders(target, slot_id)
-        if self._process is not None and self._process.poll() == LeaseHeld.exit_code and holders:
-            # A killed command had started one, which held no lease yet as this one was started.
-            self._process = None
-        if self._process is None:
-            return not holders
+        has_ended = not self.is_running
         self.check()
-        return not self.is_running
+        return has_ended if self._process is not None else not await lease.holders(target, slot_id)
 
-    async def end(self) -> None:
-        """Return when it has come to its end, at once if it was not started here.
+    async def end(self, config: Config, target: Connection, slot_id: int) -> None:
+        """Return when it has come to its end, at once if it was not started here; everything is applied.
 
         Raises:
             ParapplyError: it has failed.
         """
+        if self._process is not None and self.is_running and await _pid(config, target, slot_id) != self.pid:
+            # Another one was the leader, for whose lease it would wait.
+            process, self._process = self._process, None
+            process.terminate()
+            await asyncio.to_thread(process.wait)
         while self.is_running:  # noqa: ASYNC110  another process ends
             await asyncio.sleep(_POLL_S)
         self.check()
@@ -183,6 +190,14 @@ async def until_it_ends(config: Config, target: Connection, slot_id: int, daemon
     daemon.check()
     _, _, state, reason, _ = await _progress(config, target, slot_id)
     return f"{state} ({reason})" if reason else state
+
+
+async def _pid(config: Config, target: Connection, slot_id: int) -> int | None:
+    """Return the process of the daemon that took the lease last."""
+    query = in_schema("SELECT pid FROM {s}.slots WHERE slot_id = $1::int", config.target.state_schema)
+    with target_errors("reading whose the slot is"):
+        found = await rows(target, query, [slot_id])
+    return found[0][0] if found else None
 
 
 async def _progress(config: Config, target: Connection, slot_id: int) -> tuple[int, float | None, str, str, float]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
+from parapply.printable import printable
 from parapply.source.slot import source_errors
 from parapply.target.session import settings
 from parapply.target.sql.own_rows import own_rows
@@ -38,6 +39,8 @@ async def statements(
 ) -> list[str]:
     """Return the statements for the keys that differ; all DELETEs come first, as keys may be equal that print apart.
 
+    They are one transaction, because the INSERTs after a DELETE that fails would double rows.
+
     Raises:
         SourceRefused, SourceLost, TargetRefused, TargetLost: the rows or the target's columns could not be read.
     """
@@ -49,34 +52,37 @@ async def statements(
         deleted = [_delete_alike(compared, one) for one in found if one.kind != "missing"]
         # Without a key the row is its own.
         inserted = [_insert(table, one.key) for one in found if one.kind != "extra" for _ in range(one.count)]
-        return [*([_AS_COMPARED, *deleted, _AS_BEFORE] if deleted else []), *inserted]
+        return ["BEGIN;", *([_AS_COMPARED, *deleted, _AS_BEFORE] if deleted else []), *inserted, "COMMIT;"]
     by_key: dict[Key, list[Difference]] = {}
     for one in found:
         by_key.setdefault(one.key, []).append(one)
     rows = await _source_rows(source, table, list(by_key))
-    may_update = len(table.columns) > len(table.key) and not await _has_identity(target, table)
+    fixed = await _fixed(target, table)
+    settable = [name for name in table.columns if name not in table.key and name not in fixed]
+    notes: list[str] = []
     for key, alike in by_key.items():
         here = rows.get(key, [])
         is_one = len(here) == len(alike) == alike[0].count == 1
-        if is_one and alike[0].kind == "different" and may_update:
-            updated.append(_update(compared, key, here[0]))
+        if is_one and alike[0].kind == "different" and (settable or fixed):
+            updated += [_update(compared, key, here[0], settable)] if settable else []
+            notes = [f"-- not set, since no UPDATE can: {printable(name)}" for name in fixed]
             continue
         if not (is_one and alike[0].kind == "missing"):
             deleted.append(_delete(compared, key))
         inserted += [_insert(table, row) for row in here]
-    return [*deleted, *updated, *inserted]
+    return ["BEGIN;", *notes, *deleted, *updated, *inserted, "COMMIT;"]
 
 
-async def _has_identity(target: settings.Connection, table: PublishedTable) -> bool:
-    """Return whether the target's table has a column outside the key that an INSERT may set, and no UPDATE."""
+async def _fixed(target: settings.Connection, table: PublishedTable) -> list[str]:
+    """Return the columns of the target's table outside the key that an INSERT may set, and no UPDATE."""
     query = sql.SQL(
-        "SELECT 1 FROM pg_catalog.pg_attribute WHERE attrelid = $1::pg_catalog.regclass AND attidentity = 'a'"
+        "SELECT attname FROM pg_catalog.pg_attribute WHERE attrelid = $1::pg_catalog.regclass AND attidentity = 'a'"
         " AND attname = ANY ($2::text[])"
     )
     others = [name for name in table.columns if name not in table.key]
     name = sql.Identifier(*table.here().full_name).as_string(None)
     with settings.target_errors(f"reading {table.text}"):
-        return bool(await settings.rows(target, query, [name, others]))
+        return [str(column) for (column,) in await settings.rows(target, query, [name, others])]
 
 
 async def _source_rows(
@@ -126,13 +132,12 @@ def _delete(compared: Compared, key: Key) -> str:
     return sql.SQL("DELETE FROM {} WHERE {};").format(*_place(compared, key)).as_string(None)
 
 
-def _update(compared: Compared, key: Key, row: Sequence[str | None]) -> str:
+def _update(compared: Compared, key: Key, row: Sequence[str | None], settable: Sequence[str]) -> str:
     """Return the statement that leaves columns that are not published, and rows that refer to this one, as they are."""
-    columns = compared.published.columns
     values = [
         sql.SQL("{} = {}").format(sql.Identifier(column), sql.Literal(value))
-        for column, value in zip(columns, row, strict=True)
-        if column not in compared.published.key
+        for column, value in zip(compared.published.columns, row, strict=True)
+        if column in settable
     ]
     relation, place = _place(compared, key)
     return sql.SQL("UPDATE {} SET {} WHERE {};").format(relation, sql.SQL(", ").join(values), place).as_string(None)

@@ -38,6 +38,9 @@ LATER_LOCK_CLASS: Final = LOCK_CLASS + 2
 SEQUENCES_LOCK_CLASS: Final = LOCK_CLASS + 3
 CUTOVER_LOCK_CLASS: Final = 0x6375746F
 
+#: Beginning of what is said of a lease that another one holds.
+HELD: Final = "another parapply holds the lease of this slot"
+
 #: Seconds between two tries: a lock freed at the first is noticed soon, a long wait costs few queries.
 _POLL_MIN_S = 0.02
 _POLL_MAX_S = 0.5
@@ -200,7 +203,7 @@ async def take_lease(  # noqa: PLR0913  who, which, how long
             present = await holders(conn, slot_id, lock_class=lock_class)
             leaders = [str(holder) for holder in present if holder.is_leader]
             raise LeaseHeld(
-                f"another parapply holds the lease of this slot: {', '.join(leaders) or 'a session that just left'}",
+                f"{HELD}: {', '.join(leaders) or 'a session that just left'}",
                 hint="stop that one; if it hangs, `parapply run --takeover` ends its sessions"
                 if lock_class == LOCK_CLASS
                 else "wait for its end, or stop it",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _QUOTED: Final = r'(?:"(?:[^"]|"")*"|[^ "])+'
-_BEGINNING: Final = rf"CREATE (?:UNIQUE )?INDEX IF NOT EXISTS {_QUOTED} ON (?:ONLY )?(?P<table>{_QUOTED})"
+_BEGINNING: Final = rf"(?P<index>CREATE (?:UNIQUE )?INDEX IF NOT EXISTS {_QUOTED}) ON (?:ONLY )?(?P<table>{_QUOTED})"
 
 
 def made_again(definition: str) -> str:
@@ -34,7 +34,8 @@ def made_again(definition: str) -> str:
 async def make(conn: Connection, name: Name, statements: Sequence[str]) -> list[str]:
     """Make indexes on the tables that their statements name, and return the statements whose table or column is gone.
 
-    Those made before one that is refused stay. `name` is the table for people, which may have another one by now.
+    Those made before one that is refused stay. `name` is the table's present name: a renamed table is not gone, and
+    counts as having an index where it has one of its name.
 
     Raises:
         TargetRefused: one was not made.
@@ -43,14 +44,24 @@ async def make(conn: Connection, name: Name, statements: Sequence[str]) -> list[
     there = await _there(conn, statements)
     missing = [one for one in statements if _named(one) not in there]
     gone: list[str] = []
+    moved: list[str] = []
     for one in missing:
         with target_errors(f"making the indexes of {'.'.join(name)} again"):
             try:
                 await conn.execute(one.encode())
-            except (psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            except psycopg.errors.UndefinedColumn:
                 gone.append(one)
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+                (moved if await _is_there(conn, name) else gone).append(one)
+    own = {_beginning(one)["index"] for one in await _definitions(conn, [_quoted(name)])} if moved else set()
+    if lacking := [one for one in moved if _beginning(one)["index"] not in own]:
+        raise TargetRefused(
+            f"target: an index of {'.'.join(name)} was not made again, because the table had another name:"
+            f" {'; '.join(sorted(lacking))}",
+            hint="make it on the table by its present name, and run the same command again",
+        )
     there = await _there(conn, missing)
-    if skipped := [one for one in missing if one not in gone and _named(one) not in there]:
+    if skipped := [one for one in missing if one not in gone and one not in moved and _named(one) not in there]:
         raise TargetRefused(
             f"target: an index of {'.'.join(name)} was not made again, because another one has its name:"
             f" {'; '.join(sorted(skipped))}",
@@ -59,15 +70,28 @@ async def make(conn: Connection, name: Name, statements: Sequence[str]) -> list[
     return gone
 
 
+async def _is_there(conn: Connection, name: Name) -> bool:
+    query = sql.SQL("SELECT pg_catalog.to_regclass($1::text) IS NOT NULL")
+    return bool((await rows(conn, query, [_quoted(name)]))[0][0])
+
+
 async def _there(conn: Connection, statements: Sequence[str]) -> set[str]:
     """Return the beginnings of the statements of all indexes that the tables of some have."""
+    return {_named(one) for one in await _definitions(conn, sorted({_beginning(one)["table"] for one in statements}))}
+
+
+async def _definitions(conn: Connection, tables: Sequence[str]) -> list[str]:
+    """Return the statements of all indexes of tables."""
     query = sql.SQL(
         "SELECT pg_catalog.pg_get_indexdef(i.indexrelid) FROM pg_catalog.pg_index AS i WHERE i.indrelid IN"
         " (SELECT pg_catalog.to_regclass(w.name) FROM pg_catalog.unnest($1::text[]) AS w(name))"
     )
-    tables = {_beginning(one)["table"] for one in statements}
     with target_errors("reading the indexes"):
-        return {_named(made_again(one)) for (one,) in await rows(conn, query, [sorted(tables)])}
+        return [made_again(one) for (one,) in await rows(conn, query, [tables])]
+
+
+def _quoted(name: Name) -> str:
+    return sql.Identifier(*name).as_string(None)
 
 
 def _named(statement: str) -> str:
