@@ -311,6 +311,10 @@ def test_columns_that_come_and_go(
     source.execute("INSERT INTO one VALUES (2, 'v', 'hush')")
     source.execute("ALTER TABLE one RENAME v TO hidden; ALTER TABLE one RENAME secret TO v")
     refused(start_daemon(omitting("moved", "hidden,secret", "one")), "hidden")
+    make_slot(omitting("again", "hidden", "one"))
+    source.execute("ALTER TABLE one DROP v; ALTER TABLE one RENAME hidden TO v; INSERT INTO one VALUES (3, 'hush')")
+    source.execute("ALTER TABLE one ADD hidden text")
+    refused(start_daemon(omitting("again", "hidden", "one")), "hidden")
     assert target.rows("SELECT * FROM one") == []
 
 

@@ -342,7 +342,8 @@ class Copied:
         """Apply a table that lacks columns to leave out only if they have been added since it was announced.
 
         The number of an added column is above all others. If the names of all that is announced belong to lower ones,
-        none of these was it by another name, because there would be one name too few for them.
+        none of these was it by another name, because there would be one name too few for them. No column may have been
+        dropped, because one that was left out before may have its name since.
         """
         now = await late_tables.columns(self._source, relation.oid)
         known = self._numbers.get(relation.oid, {})
@@ -350,7 +351,8 @@ class Copied:
         announced = {column.name for column in relation.columns} | {*omitted} - {*relation.lacks}
         numbers = {name: now.get(name, 0) for name in announced}
         highest = max(numbers.values(), default=0)
-        is_same = all(number == known.get(name, number) != 0 for name, number in numbers.items())
+        is_whole = {*range(1, max(now.values(), default=0))} <= {*now.values()}
+        is_same = is_whole and all(number == known.get(name, number) != 0 for name, number in numbers.items())
         are_new = all(name not in known and now.get(name, 0) > highest for name in relation.lacks)
         self._numbers[relation.oid] = numbers | known
         await self._tables.apply_lacking(relation, may_lack=is_same and are_new)

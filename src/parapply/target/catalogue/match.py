@@ -173,9 +173,9 @@ def _check_omitted(relation: Relation, facts: TableFacts, omitted: Collection[st
         raise TargetRefused(
             f"`omit` of {relation.qualified_name} cannot be followed in {facts.schema}.{facts.name}:"
             f" {'; '.join(problems)}",
-            hint="correct `omit` in [mapping], or drop the rule of the target table; of a renamed column give the old"
-            " name until all transactions from before are applied (`run --until`), then only the new one; take a name"
-            " out only if its column is gone or not published, and nothing older is left to come",
+            hint="correct `omit` in [mapping], or drop the rule of the target table; give a renamed column's old name,"
+            " or none of an added one, until all transactions from before are applied (`run --until`), then only the"
+            " new one; take a name out only if its column is gone or not published, and nothing older is left to come",
         )
 
 
