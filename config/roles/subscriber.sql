@@ -79,8 +79,8 @@ SELECT format('REVOKE %s ON %s FROM %I', rights, place, :'role') FROM (
      WHERE oid = ANY (:'others')
        AND has_schema_privilege(:'role', oid, CASE WHEN has_queue THEN 'CREATE' ELSE 'USAGE, CREATE' END)
     UNION ALL
-    SELECT CASE WHEN nspname = 'parapply' AND relname = 'ddl_queue' THEN 'INSERT, UPDATE, DELETE, TRUNCATE'
-                ELSE 'ALL' END,
+    SELECT CASE WHEN nspname = 'parapply' AND relname = 'ddl_queue'
+                THEN 'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER' ELSE 'ALL' END,
            format('%s %I.%I', CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, nspname, relname)
       FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
      WHERE n.oid = ANY (:'others')

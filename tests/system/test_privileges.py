@@ -202,13 +202,13 @@ def test_no_role_may_write_what_others_apply_by(server_pool: ServerPool, pg_majo
         for role, other in (roles, roles[::-1]):
             database.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA state_{other}, parapply TO {role}")
             run_script(server, database.dbname, "subscriber", role=role)
-        assert database.rows(theirs.format("INSERT, UPDATE, DELETE, TRUNCATE")) == []
+        assert database.rows(theirs.format("INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER")) == []
         assert database.rows("SELECT has_table_privilege('role_b', 'item', 'INSERT')") == [(True,)]
         for role in roles:
             run_script(server, database.dbname, "publisher", role=role)
             run_script(server, database.dbname, "subscriber", role=role)
         assert database.rows(theirs.format("SELECT")) == [(role, "parapply.ddl_queue") for role in roles]
-        assert database.rows(theirs.format("INSERT, UPDATE, DELETE, TRUNCATE")) == []
+        assert database.rows(theirs.format("INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER")) == []
         assert database.rows("SELECT has_schema_privilege('role_a', 'parapply', 'USAGE')") == [(True,)]
         run_script(server, database.dbname, "subscriber", role="role_b", state="state_role_a")
         assert ("role_b", "state_role_a.slots") in database.rows(theirs.format("INSERT"))

@@ -217,6 +217,8 @@ class StreamApply:
             raise _GiveWay("a command of the publisher is among its changes")
         if piece.has_truncate:
             raise _GiveWay("TRUNCATE would lock the table until the commit")
+        if any(relation.lacks for relation in piece.relations):
+            raise _GiveWay("a column to leave out may have another name, which is looked up at the commit")
         try:
             await self._tables.resolve_streamed(piece.relations)
             self._check_not_serial(piece, pieces)

@@ -108,10 +108,8 @@ class Copied:
         self._sought: set[Relation] = set()
         #: With no root above them that has other expressions.
         self._judged: set[Relation] = set()
-        #: Announced with columns to leave out, and compared with the publisher's; the last one by OID.
-        self._compared: set[Relation] = set()
-        self._last: dict[int, Relation] = {}
-        #: Numbers of the publisher's columns by name, as last seen, by OID of tables with columns to leave out.
+        #: Numbers of columns by name, as seen when they were announced first, 0 if another name had taken their place;
+        #: by OID of tables with columns to leave out.
         self._numbers: dict[int, dict[str, int]] = {}
         #: Written by looks; one is due as soon as a command calls and another slot has changed its own.
         self._taken = taken
@@ -293,13 +291,14 @@ class Copied:
         self.starts.update(starts, beside, is_listed=self.known.is_listed)
 
     def _is_settled(self, relation: Relation) -> bool:
-        name = relation.full_name
-        if self.starts.leaves_out(name[0]):
+        if self.starts.leaves_out(relation.schema):
             return True
-        if (
-            self._is_to_compare(relation)
-            or sharing.problems(self._config, [name], self._taken)
-            or (relation in self._tables.plans.refused and relation not in self._sought)
+        return not self._is_to_compare(relation) and self._has_place(relation)
+
+    def _has_place(self, relation: Relation) -> bool:
+        name = relation.full_name
+        if sharing.problems(self._config, [name], self._taken) or (
+            relation in self._tables.plans.refused and relation not in self._sought
         ):
             return False
         row = self._row(relation.oid)
@@ -324,7 +323,7 @@ class Copied:
             return
         if self._is_to_compare(relation):
             await self._compare_columns(relation)
-            if self._is_settled(relation):
+            if self._has_place(relation):
                 return
         row = self._row(relation.oid)
         if row is not None:
@@ -334,34 +333,29 @@ class Copied:
             await self._settle_new(relation, self._namesake(name), may_be_missing=may_be_missing)
 
     def _is_to_compare(self, relation: Relation) -> bool:
-        return relation not in self._compared and bool(self._mapping.omitted_of(relation.full_name))
+        # Any command in between may have given a name to another column: each announcement that lacks one is compared.
+        known = self._numbers.get(relation.oid, {})
+        omitted = self._mapping.omitted_of(relation.full_name)
+        return bool(relation.lacks) or any(name not in known for name in omitted)
 
     async def _compare_columns(self, relation: Relation) -> None:
-        """Apply a table that lacks columns to leave out, unless one that it has may be one of them by another name.
+        """Apply a table that lacks columns to leave out only if they have been added since it was announced.
 
-        They may have been added since, be dropped, be no longer published, or have a name that is also left out.
+        The number of an added column is above all others. If the names of all that is announced belong to lower ones,
+        none of these was it by another name, because there would be one name too few for them. No column may have been
+        dropped, because one that was left out before may have its name since.
         """
         now = await late_tables.columns(self._source, relation.oid)
-        last, known = self._last.get(relation.oid), self._numbers.setdefault(relation.oid, {})
-        sent = {column.name for column in relation.columns}
-        before = {column.name for column in last.columns} if last is not None else sent
-        lacked = last.lacks if last is not None else ()
-
-        def is_explained(name: str) -> bool:
-            was_sent = last is not None and name not in lacked
-            if was_sent and sent == before and len(relation.lacks) == len(lacked):
-                return True  # by another column that is left out as well
-            if name in now:
-                return not was_sent or sent <= before
-            return name in known and known[name] not in now.values()
-
-        is_right = sent <= now.keys() and all(map(is_explained, relation.lacks))
-        if relation.lacks and is_right:
-            await self._tables.apply_lacking(relation)
-        if is_right or not relation.lacks:
-            known |= now
-            self._last[relation.oid] = relation
-        self._compared.add(relation)
+        known = self._numbers.get(relation.oid, {})
+        omitted = self._mapping.omitted_of(relation.full_name)
+        announced = {column.name for column in relation.columns} | {*omitted} - {*relation.lacks}
+        numbers = {name: now.get(name, 0) for name in announced}
+        highest = max(numbers.values(), default=0)
+        is_whole = {*range(1, max(now.values(), default=0))} <= {*now.values()}
+        is_same = is_whole and all(number == known.get(name, number) != 0 for name, number in numbers.items())
+        are_new = all(name not in known and now.get(name, 0) > highest for name in relation.lacks)
+        self._numbers[relation.oid] = numbers | known
+        await self._tables.apply_lacking(relation, may_lack=is_same and are_new)
 
     async def _settle_known(self, relation: Relation, row: CopyRow) -> None:
         if relation in self._tables.plans.refused and await self._has_other_name(relation, row):

@@ -153,15 +153,19 @@ class TablePlans:
         self._renamed[relation] = name
         await self.resolve([relation])
 
-    async def apply_lacking(self, relation: Relation) -> None:
-        """Apply a relation that lacks columns which were to be left out, and plan it again if it was refused.
+    async def apply_lacking(self, relation: Relation, *, may_lack: bool) -> None:
+        """Apply a relation that lacks columns which were to be left out, or refuse it, and plan it again if need be.
 
         Raises:
             TargetLost: the connection ended.
         """
-        self._lacking.add(relation)
-        if relation in self.plans.refused:
-            await self.resolve([relation])
+        if may_lack == (relation in self._lacking) or not relation.lacks:
+            return
+        if may_lack:
+            self._lacking.add(relation)
+        else:
+            self._lacking.remove(relation)
+        await self.resolve([relation])
 
     async def read_ahead(self, relations: Iterable[Relation]) -> None:
         """Wait for relations that are being read ahead; not for long where that takes long."""

@@ -173,8 +173,9 @@ def _check_omitted(relation: Relation, facts: TableFacts, omitted: Collection[st
         raise TargetRefused(
             f"`omit` of {relation.qualified_name} cannot be followed in {facts.schema}.{facts.name}:"
             f" {'; '.join(problems)}",
-            hint="correct `omit` in [mapping] (a column may have been renamed), or drop the rule of the target table;"
-            " leave an old name in `omit` until all transactions from before are applied (`run --until`)",
+            hint="correct `omit` in [mapping], or drop the rule of the target table; give a renamed column's old name,"
+            " or none of an added one, until all transactions from before are applied (`run --until`), then only the"
+            " new one; take a name out only if its column is gone or not published, and nothing older is left to come",
         )
 
 
