@@ -229,13 +229,15 @@ def test_a_daemon_that_another_one_was_before_is_told_from_one_that_failed(pair:
     slots = sql.Identifier(SCHEMA, "slots")
     ((slot_id,),) = pair.target.rows(sql.SQL("SELECT slot_id FROM {}").format(slots))
     log = tmp_path / "daemon.log"
+    earlier_bytes = 0
 
     def refused() -> follow.Daemon:
         process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({LeaseHeld.exit_code})"])
         process.wait()
-        return follow.Daemon(process, log)
+        return follow.Daemon(process, log, earlier_bytes)
 
     async def run() -> None:
+        nonlocal earlier_bytes
         async with (
             await connect.open_target(pair.config, "one") as one,
             await connect.open_target(pair.config, "two") as two,
@@ -243,11 +245,17 @@ def test_a_daemon_that_another_one_was_before_is_told_from_one_that_failed(pair:
             await lease.take_lease(one, slot_id, 0)
             with pytest.raises(LeaseHeld) as held:
                 await lease.take_lease(two, slot_id, 0)
-            log.write_text(f"parapply: {held.value.line()}\n")
-            daemon = refused()
-            assert (await daemon.has_ended(two, slot_id), daemon.pid) == (False, None)
-            await refused().end(pair.config, two, slot_id)
-            log.write_text("parapply: a column is missing\n")
+            word = held.value.line()
+            for line in (f"parapply: {word}", f'{{"error":"{word}","event":"daemon_failed","level":"error"}}'):
+                log.write_text(f"{line}\n")
+                daemon = refused()
+                assert (await daemon.has_ended(two, slot_id), daemon.pid) == (False, None)
+                await refused().end(pair.config, two, slot_id)
+            # The word of an earlier daemon is none of this one's.
+            log.write_text(f"parapply: {word}\n")
+            earlier_bytes = log.stat().st_size
+            with log.open("a") as file:
+                file.write("parapply: a column is missing\n")
             with pytest.raises(ParapplyError, match="has ended with 4: a column is missing"):
                 await refused().has_ended(two, slot_id)
             await follow.Daemon(waiting, log).end(pair.config, two, slot_id)

@@ -37,9 +37,11 @@ _LOOKS: Final = 2
 class Daemon:
     """A daemon that was started here, or one that ran already."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | None, log: Path | None) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | None, log: Path | None, from_bytes: int = 0) -> None:
         self._process = process
         self._log = log
+        #: The size of the log when it was started.
+        self._from_bytes = from_bytes
 
     @property
     def pid(self) -> int | None:
@@ -58,7 +60,7 @@ class Daemon:
         """
         if self._process is not None and self._process.poll():
             # Other failures have this code as well.
-            if self._process.poll() == LeaseHeld.exit_code and self._last_word().startswith(lease.HELD):
+            if self._process.poll() == LeaseHeld.exit_code and any(lease.HELD in line for line in self._lines()):
                 self._process = None
                 return
             raise ParapplyError(
@@ -91,14 +93,18 @@ class Daemon:
             await asyncio.sleep(_POLL_S)
         self.check()
 
-    def _last_word(self) -> str:
+    def _lines(self) -> list[str]:
+        """Return the end of what the log has got since it was started; another daemon may write to the same."""
         if self._log is None:
-            return "it has left no log"
+            return []
         with self._log.open("rb") as file:
-            file.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").strip().splitlines()
+            file.seek(max(self._from_bytes, self._log.stat().st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace").strip().splitlines()
+
+    def _last_word(self) -> str:
+        lines = self._lines()
         ours = [line for line in lines if line.startswith("parapply: ")]
-        return (ours or lines or ["nothing"])[-1].removeprefix("parapply: ")
+        return (ours or lines or ["it has left no log"])[-1].removeprefix("parapply: ")
 
 
 async def daemon_of(options: MigrateOptions, target: Connection, slot_id: int, *more: str) -> Daemon:
@@ -118,6 +124,7 @@ async def daemon_of(options: MigrateOptions, target: Connection, slot_id: int, *
             f"the daemon's log {log}: {error.strerror}", hint="name another with --daemon-log"
         ) from error
     with file:
+        from_bytes = file.tell()
         # Not asyncio's: that would end it with this command.
         process = subprocess.Popen(  # noqa: ASYNC220, S603  it returns at once; this program
             [sys.executable, "-m", "parapply", "run", *options.run_arguments, *more],
@@ -128,7 +135,7 @@ async def daemon_of(options: MigrateOptions, target: Connection, slot_id: int, *
             # Ctrl-C on the terminal ends this command, not the stream.
             start_new_session=True,
         )
-    return Daemon(process, log)
+    return Daemon(process, log, from_bytes)
 
 
 async def reach(  # noqa: PLR0913, PLR0917  whose, where to

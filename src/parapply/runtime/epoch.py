@@ -51,7 +51,7 @@ from parapply.runtime.tables.copied import Copied
 from parapply.runtime.tables.plans import TablePlans
 from parapply.runtime.tables.watch import CatalogueWatch
 from parapply.runtime.worker_tasks import WorkerTasks
-from parapply.source import slot
+from parapply.source import history, slot
 from parapply.source.catch_up import behind_bytes, range_limits
 from parapply.spill import Spill
 from parapply.target.catalogue.facts import privileges_for
@@ -87,8 +87,6 @@ _PIECE_BYTES = 8 * 1024 * 1024
 _THROTTLED_PIECE_BYTES = 128 * 1024
 #: server_version_num of the first publisher that announces the tables of a renamed schema again.
 _RENAMED_SINCE = 160_000
-#: server_version_num of the first publisher that sends no COMMIT PREPARED without its PREPARE.
-_EACH_NOTED_SINCE = 180000
 #: Parts of the publisher's patience between two reports: two may be late.
 _TIMEOUT_PARTS = 3
 
@@ -165,7 +163,8 @@ class Epoch:
             ends.state.slot_id,
             ends.prepared,
             slot.StreamSender(ends.source, config.source.slot, ends.stream.sender_pid),
-            is_each_noted=ends.source_facts.server_version_num >= _EACH_NOTED_SINCE and config.source.origin == "any",
+            is_each_noted=ends.source_facts.server_version_num >= history.EACH_NOTED_SINCE
+            and config.source.origin == "any",
         )
 
     def _make_reading(self) -> None:

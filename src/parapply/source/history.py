@@ -39,6 +39,8 @@ _BEFORE_BYTES: Final = 1 << 24
 #: Classes of SQLSTATE that say the connection, or the server behind it, is going.
 _GOING: Final = ("08", "57P")
 
+#: server_version_num of the first publisher that sends no COMMIT PREPARED without its PREPARE.
+EACH_NOTED_SINCE: Final = 180000
 _ANY_LSN: Final = (1 << 64) - 1
 # Of what ends a transaction: C, P, K and r. No others after `low_lsn`: there may be thousands. A P that comes twice,
 # again with its K, is of before the slot had two_phase (trap T-58): the K alone has a record. Without its K it comes
@@ -113,7 +115,10 @@ async def check(  # noqa: PLR0913
     ends = [(message[:1], *end_of(message)) for message in messages]
     found = {end_lsn: time_us for _, end_lsn, time_us in ends}
     undecided = {end_lsn for kind, end_lsn, _ in ends if kind == b"P"} - awaited.keys()
-    others = {end_lsn for end_lsn, _ in found.items() ^ awaited.items()} - undecided
+    others = {end_lsn for end_lsn, _ in found.items() ^ awaited.items()}
+    if conn.info.server_version >= EACH_NOTED_SINCE and ("origin", "none") not in options:
+        # Its COMMIT PREPARED fails, should its PREPARE be of another history. Others would pass it.
+        others -= undecided
     if not others:
         return "a transaction was prepared before the slot sent such ones, and is not decided" if undecided else ""
     lsn = min(others)
