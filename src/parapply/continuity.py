@@ -83,7 +83,7 @@ async def look(  # noqa: PLR0913  both ends, and what is known
     return Found(bool(changes), altered)
 
 
-def tell(found: Found) -> None:
+def warn_of_altered(found: Found) -> None:
     """Log which tables' publication was altered and altered back."""
     if found.altered:
         names = ", ".join(sorted([".".join(name) for name in found.altered])[:_MOST_NAMES])
@@ -182,7 +182,7 @@ async def keep_names(
     """Note the names of published tables for a slot that was begun without a copy, and return those that are kept.
 
     A table whose new name has other constants, expressions or columns keeps the name under which its rows came. Tables
-    that the state knows are left out. Where rows are as the publisher's nothing is kept.
+    of the state are left out, as are tables with the same rows as on the publisher.
     """
     mapping, schema = config.mapping, config.target.state_schema
     if known.is_listed or not mapping.changes_rows:

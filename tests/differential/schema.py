@@ -37,7 +37,7 @@ _KINDS: tuple[Kind, ...] = (
     changing.shifted, changing.emptied, changing.altered,
     sizes.ends,
 )  # fmt: skip
-# One seed in so many draws one of these, alone: they take long, or their tables outnumber all others.
+# Every ninth seed of a long run draws one of these alone. They take long, or their tables outnumber all others.
 _ALONE: tuple[Kind, ...] = (sizes.many_tables, sizes.large_values)
 _ALONE_EVERY = 9
 #: Drawn only when it is named: the daemon stops, as it must, at a value that the publisher does not send.

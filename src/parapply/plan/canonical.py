@@ -23,7 +23,7 @@ _SECONDS_PER_DAY = 86400
 
 # IntervalStyle 'postgres': every field has a sign of its own, the time's counts for all of its parts.
 _MORE = rb"(?: (?=.)|\Z)"
-_INTERVAL: Final = (
+_INTERVAL: Final = re.compile(
     rb"(?=.)(?:([+-]?\d+) years?"
     + _MORE
     + rb")?(?:([+-]?\d+) mons?"
@@ -36,7 +36,7 @@ _INTERVAL: Final = (
 _INFINITE: Final = (b"infinity", b"-infinity")
 
 _FRACTION: Final = re.compile(rb"\.\d+")
-_STRING_OR_FRACTION: Final = rb'(?s)"[^"\\]*(?:\\.[^"\\]*)*"|\.\d+'
+_STRING_OR_FRACTION: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|\.\d+', re.DOTALL)
 
 # A quoted element, or one that needs no quotes: NULL is null only as the latter.
 _ELEMENT: Final = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"|[^{},"]+', re.DOTALL)
@@ -58,7 +58,7 @@ def jsonb(text: bytes) -> bytes:
     All else has one text: keys are sorted and unique, strings compare by bytes (the database's collation is always
     deterministic), and numbers are numerics.
     """
-    return re.sub(_STRING_OR_FRACTION, _without_scale, text) if b"." in text else text
+    return _STRING_OR_FRACTION.sub(_without_scale, text) if b"." in text else text
 
 
 def _without_scale(match: re.Match[bytes]) -> bytes:
@@ -74,7 +74,7 @@ def interval(text: bytes) -> bytes:
     """
     if text in _INFINITE:
         return text
-    found = re.fullmatch(_INTERVAL, text)
+    found = _INTERVAL.fullmatch(text)
     if found is None:
         raise ProtocolError("", 0, "an interval is not printed in IntervalStyle postgres, which was asked for")
     years, months, days, sign, hours, minutes, seconds, fraction = found.groups(b"0")

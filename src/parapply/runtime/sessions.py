@@ -175,7 +175,7 @@ class Connector:
                 await _together(claimed, workers)
             if {*found.publications} != {*self._config.source.publications}:
                 # Before the stream passes changes of a table that no longer comes, and the new list is kept.
-                continuity.tell(await continuity.look(source, control, self._config, slot_id, known))
+                continuity.warn_of_altered(await continuity.look(source, control, self._config, slot_id, known))
                 known = await copies.load(control, self._config.target.state_schema, slot_id)
             known = await continuity.leave_out(source, control, self._config, slot_id, known)
             await continuity.drop_marks(source, control, self._config, slot_id, known)
@@ -194,7 +194,7 @@ class Connector:
             )
         if self._proved_us and self._proved_us != found.source_started_us:
             await heals.note_source(control, self._config.target.state_schema, slot_id, self._proved_us)
-        self._tell_lacking(found)
+        self._warn_of_lacking(found)
         await self._tell_without_table(source)
         self._tell_newer(source=source_facts.server_version_num, target=control.info.server_version)
         self._log.info("target_connected", low_lsn=format_lsn(found.low_lsn), workers=len(sessions))
@@ -291,7 +291,7 @@ class Connector:
         stack.push_async_callback(first.close)
         return first
 
-    def _tell_lacking(self, found: state.SlotState) -> None:
+    def _warn_of_lacking(self, found: state.SlotState) -> None:
         """Log once that rows were left out which come now: the stream has passed them, and nothing sends them again."""
         if found.lacks_origins and self._config.source.origin == "any" and not self._is_told_of_lacking:
             self._is_told_of_lacking = True

@@ -176,7 +176,7 @@ class Copied:
         """Make copied tables wait if they were not published all the time."""
         async with self._control_pool.session() as conn:
             found = await continuity.look(self._source, conn, self._config, self._slot_id, self.known, gap_lsn=gap_lsn)
-        continuity.tell(found)
+        continuity.warn_of_altered(found)
         if found.has_changed:
             await self._read()
 
