@@ -63,6 +63,17 @@ def test_a_backlog_is_read_in_ranges_and_the_stream_goes_on(pair: Pair, pg_major
     stop_equal(pair, daemon)
 
 
+def test_ranges_leave_nothing_of_a_backlog_to_the_stream(pair: Pair) -> None:
+    """It would send the last transactions only after it had decoded the whole backlog once more."""
+    pair.create(TABLES)
+    fill(pair.source, 1, 100)
+    ((end,),) = pair.source.rows("SELECT pg_current_wal_flush_lsn()")
+    daemon = pair.start(settings=RANGES)
+    # But for the header of a page, in which a position may lie.
+    assert parse_lsn(daemon.wait_for_event("catch_up_left")["start_lsn"]) >= parse_lsn(end) - 40
+    stop_equal(pair, daemon)
+
+
 @pytest.mark.in_turn("order")
 @_EITHER_ORDER
 def test_a_stream_that_falls_behind_is_left_for_ranges(pair: Pair, order: str) -> None:

@@ -58,8 +58,12 @@ _LARGE_MESSAGE_BYTES = 600
 _MEGABYTE = 1024 * 1024
 #: Ranges end at multiples of this. A commit record begins on one side of such a position for everybody who reads: every
 #: size of a WAL page divides it or is a multiple of it, so it lies in no page's header, across which a reader would go
-#: on to the next record although the position is behind it.
+#: on to the next record although the position is behind it. The last range ends where the WAL does, at the end of a
+#: record or of a page: the stream would send the rest only after it had decoded the whole backlog once more.
 _CUT_BYTES = 8192
+#: No page is smaller, and no page's header larger. (`src/include/access/xlog_internal.h`)
+_SMALLEST_PAGE_BYTES = 1024
+_LARGEST_HEADER_BYTES = 40
 #: With several readers the WAL before a range is read once more, without decoding, at about a tenth of what the range
 #: costs, byte for byte. Where the restart point is further back than this many ranges, only one reads.
 _NEAR_RANGES = 2
@@ -118,7 +122,7 @@ class RangeLimits(msgspec.Struct, frozen=True, kw_only=True):
     def next_end(self, position: RangePosition) -> int:
         """Return where the range ends that begins at a position; with nothing left it is empty."""
         end_lsn = position.copy_lsn + self.next_bytes(position.restart_bytes, position.left_bytes)
-        cut_lsn = min(-(-end_lsn // _CUT_BYTES) * _CUT_BYTES, _last_cut(position.flush_lsn))
+        cut_lsn = min(-(-end_lsn // _CUT_BYTES) * _CUT_BYTES, _end_of_wal(position.flush_lsn))
         return max(cut_lsn, position.copy_lsn)
 
 
@@ -156,7 +160,7 @@ class RangePosition(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def left_bytes(self) -> int:
         """Return the bytes of WAL to catch up that a range may have."""
-        return max(0, _last_cut(self.flush_lsn) - self.copy_lsn)
+        return max(0, _end_of_wal(self.flush_lsn) - self.copy_lsn)
 
     @property
     def restart_bytes(self) -> int:
@@ -220,8 +224,10 @@ def far_reason(restart_bytes: int) -> str:
     return f"the slot restarts {restart_bytes // _MEGABYTE} MB before its position, which each range decodes again"
 
 
-def _last_cut(lsn: int) -> int:
-    return lsn // _CUT_BYTES * _CUT_BYTES
+def _end_of_wal(flush_lsn: int) -> int:
+    """Return where a range may end at most, which is before the page's header if the WAL ends within one."""
+    in_page_bytes = flush_lsn % _SMALLEST_PAGE_BYTES
+    return flush_lsn if in_page_bytes > _LARGEST_HEADER_BYTES else flush_lsn - in_page_bytes
 
 
 def why_leave(position: RangePosition, limits: RangeLimits, *, end_lsn: int = 0, message_bytes: int = 0) -> str:

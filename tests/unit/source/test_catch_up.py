@@ -100,16 +100,19 @@ def test_a_range_is_never_empty() -> None:
 
 
 def test_ranges_end_where_every_reader_parts_the_same_records() -> None:
-    """At multiples of 8 KiB: no WAL page of any size has its header there but at its beginning."""
+    """At multiples of 8 KiB and at the end of the WAL, never within the header that a WAL page of any size may have."""
     for copy_lsn, flush_lsn, end_lsn in (
         (100 * MB + 5, 99999 * MB, 104 * MB + 8192),
-        (100 * MB + 5, 100 * MB + 8191 * 3, 100 * MB + 16384),
+        (100 * MB + 5, 100 * MB + 8191 * 3, 100 * MB + 8191 * 3),
         (100 * MB + 5, 100 * MB + 8192, 100 * MB + 8192),
+        (100 * MB + 5, 100 * MB + 8192 + 24, 100 * MB + 8192),
+        (100 * MB + 5, 100 * MB + 5 * 1024 + 40, 100 * MB + 5 * 1024),
+        (100 * MB + 5, 100 * MB + 5 * 1024 + 48, 100 * MB + 5 * 1024 + 48),
     ):
         position = RangePosition(copy_lsn=copy_lsn, restart_lsn=copy_lsn, slot_lsn=0, flush_lsn=flush_lsn, clock_us=0)
         assert position.left_bytes > 0
         assert LIMITS.next_end(position) == end_lsn
-    rest = RangePosition(copy_lsn=100 * MB + 5, restart_lsn=0, slot_lsn=0, flush_lsn=100 * MB + 8191, clock_us=0)
+    rest = RangePosition(copy_lsn=100 * MB + 5, restart_lsn=0, slot_lsn=0, flush_lsn=100 * MB + 24, clock_us=0)
     assert rest.left_bytes == 0
     assert LIMITS.next_end(rest) == rest.copy_lsn
 
