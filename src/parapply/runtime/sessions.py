@@ -23,7 +23,7 @@ from psycopg import sql
 from parapply import __version__, connect, continuity, failpoints, sharing
 from parapply.config import settings_without_table
 from parapply.conflict.policies import Rules
-from parapply.errors import ParapplyError, SlotBusy, StateClosed, TargetLost, TargetRefused
+from parapply.errors import ParapplyError, StateClosed, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime.first_sessions import FirstSessions
@@ -160,9 +160,10 @@ class Connector:
             await connect.check_ddl_role(self._config, control)
             may_change_role = await self._may_change_role(control)
             connecting = begin(self._connect_stream(stack, source, first_look))
+            # What is wrong on the publisher is said first.
+            noting = begin(self._noted(control, slot_id))
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
-            pending = await self._prepared(control, slot_id)
-            known = await copies.load(control, self._config.target.state_schema, slot_id)
+            pending, known = await noting
             taken = await sharing.claim(source, control, self._config, slot_id, is_daemon=True)
             self._own_pids = [control.info.backend_pid]
             opener = WorkerSessions(self._config, slot_id, control.info.backend_pid, self._own_pids, server)
@@ -368,14 +369,16 @@ class Connector:
             self._log.warning("failover_unprotected", slot=name, reason=why)
         return facts, found, await slot.check_publications(source, config.source.publications)
 
-    async def _prepared(self, control: settings.Connection, slot_id: int) -> dict[int, tuple[str, int]]:
-        """Return the transactions prepared on the target; refuse if they cannot go on, or could not begin."""
+    async def _noted(
+        self, control: settings.Connection, slot_id: int
+    ) -> tuple[dict[int, tuple[str, int]], copies.Copies]:
+        """Return what is prepared on the target and which tables are copied; refuse prepared ones that cannot go on."""
         is_two_phase = self._config.source.two_phase
         if is_two_phase:
             await prepared.check_possible(control)
         pending = await prepared.pending(control, self._config.target.state_schema, slot_id)
         prepared.check_ending(pending, two_phase=is_two_phase)
-        return pending
+        return pending, await copies.load(control, self._config.target.state_schema, slot_id)
 
     async def _end_own(self, control: settings.Connection) -> None:
         """End the sessions that this very process left on the other side of a broken network (F16).
@@ -444,9 +447,13 @@ class Connector:
     async def _connect_stream(
         self, stack: AsyncExitStack, asked: slot.Connection, facts: slot.SourceFacts
     ) -> SlotStream:
+        """Return a stream to the server of the facts, which has the slot for itself."""
         name = self._config.source.slot
         stream = CatchUpStream(await self._connect_decoder(facts), lambda: slot.read_slot(asked, name))
         stack.push_async_callback(stream.close)
+        await stream.check_same(facts)
+        await stream.claim(name, self._sender_pid)
+        self._sender_pid = stream.sender_pid
         return stream
 
     async def _connect_decoder(self, facts: slot.SourceFacts) -> slot.Connection:
@@ -466,16 +473,8 @@ class Connector:
         facts: slot.SourceFacts,
         found: state.SlotState,
     ) -> SlotStream:
-        """Return a stream that has the slot for itself and may be started; refuse a publisher with another history."""
+        """Return a stream that may be started; refuse a publisher with another history."""
         stream = await connecting
-        assert isinstance(stream, CatchUpStream), "a slot is read so"
-        await stream.check_same(facts)
-        own_pid, self._sender_pid = self._sender_pid, stream.sender_pid
-        try:
-            await stream.claim(self._config.source.slot, own_pid)
-        except SlotBusy:
-            self._sender_pid = own_pid
-            raise
         await self._check_history(source_conn, facts, found)
         return stream
 
