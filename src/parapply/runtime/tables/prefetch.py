@@ -93,10 +93,8 @@ class CataloguePrefetch:
         self._valid_s = _VALID_S
         self._checked_s = -math.inf
         self._group_read = asyncio.Condition()
-        #: Fingerprints read before the facts of any of these tables, by OID; and tables that were described, by shape.
+        #: Fingerprints read before the facts of any of these tables, by OID.
         self._prints: dict[int, str] = {}
-        self._shapes: dict[bytes, TableFacts] = {}
-        self._shapes_s = -math.inf
         #: Number of announcements that wait for a group; the event ends a rest.
         self._n_waiting = 0
         self._is_wanted = asyncio.Event()
@@ -202,7 +200,7 @@ class CataloguePrefetch:
         except ParapplyError:
             return  # the next user of the session or the table gets this error again, and can say what it was for
         finally:
-            self._prints, self._shapes = {}, {}
+            self._prints = {}
             await self._note_progress(list(self._queue))
 
     def _next(self, most: int) -> list[tuple[str, str]]:
@@ -227,13 +225,14 @@ class CataloguePrefetch:
         async with self._control_pool.session() as conn:
             oids = await facts.table_oids(conn, list(self._queue))
             self._prints = await fingerprints(conn, list(oids.values()))
+        shapes: dict[bytes, TableFacts] = {}
         for at in range(0, len(self._order), _AT_ONCE):
             if self._n_waiting:
                 await self._read_group(self._next(_FIRST_GROUP))
             began_s = self._clock()
             tables = [oids[one] for one in self._order[at : at + _AT_ONCE] if one in self._queue and one in oids]
             async with self._control_pool.session() as conn:
-                alike = await facts.load_alike(conn, tables, role=self._role, shapes=self._shapes, most=_GROUP)
+                alike = await facts.load_alike(conn, tables, role=self._role, shapes=shapes, most=_GROUP)
                 denied = await self._denied(conn, list(alike.values()), self._prints)
             self._keep(alike.values(), self._prints, denied, began_s)
             await self._note_progress(alike)
@@ -242,15 +241,13 @@ class CataloguePrefetch:
 
     async def _read_group(self, group: Sequence[tuple[str, str]]) -> None:
         now_s = self._clock()
-        if now_s - self._shapes_s > _LONG_VALID_S:
-            self._shapes, self._shapes_s = {}, now_s
         async with self._control_pool.session() as conn:
             # Whatever changes after this shows as another fingerprint.
             before = self._prints
             if not before:
                 oids = await facts.table_oids(conn, group)
                 before = await fingerprints_of_few(conn, list(oids.values()))
-            many = await facts.load_many(conn, group, role=self._role, shapes=self._shapes)
+            many = await facts.load_many(conn, group, role=self._role)
             tables = [one for one in many.values() if isinstance(one, TableFacts)]
             denied = await self._denied(conn, tables, before)
         self._keep(tables, before, denied, now_s)

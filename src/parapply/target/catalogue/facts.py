@@ -14,7 +14,6 @@ import msgspec
 import psycopg
 from msgspec.structs import replace
 from psycopg import sql
-from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.types.json import set_json_loads
 
@@ -31,7 +30,7 @@ from parapply.target.catalogue.query import (
     OIDS_SQL,
 )
 from parapply.target.catalogue.row_code import row_trigger
-from parapply.target.catalogue.shape import ALL_SHAPES_SQL, JOINS, SHAPES_SQL
+from parapply.target.catalogue.shape import JOINS, SHAPES_SQL
 from parapply.target.session.settings import target_errors
 
 if TYPE_CHECKING:
@@ -128,23 +127,16 @@ async def load_facts_inside(
 
 
 async def load_many(
-    conn: psycopg.AsyncConnection[Any],
-    names: Sequence[tuple[str, str]],
-    *,
-    role: str,
-    shapes: dict[bytes, TableFacts] | None = None,
+    conn: psycopg.AsyncConnection[Any], names: Sequence[tuple[str, str]], *, role: str
 ) -> dict[tuple[str, str], TableFacts | TargetRefused]:
     """Return the result or error of `load_facts` for each existing table, by schema and name.
 
-    A few round trips for all of them; one for a single table, except the first in a session. Of tables of one
-    shape (`target/catalogue/shape.py`) one is described.
+    A few round trips for all of them; one for a single table, except the first in a session.
 
     Args:
         conn: any session of the target.
         names: schema and name of each.
         role: as of `load_facts`.
-        shapes: tables described by earlier calls, a moment ago, by their shapes; more are added. Objects that tables
-            use, such as functions, may have changed since then.
 
     Raises:
         TargetLost: the connection broke.
@@ -152,26 +144,11 @@ async def load_many(
     with target_errors("reading the catalogue of the published tables"):
         if len(names) == 1 and conn in _planned:
             return await _described(conn, names, role)
-        # Shapes and facts must be of one moment, because a table may change in between. A transaction that has begun
-        # already cannot have one snapshot.
-        has_shapes = len(names) > 1 and conn.info.transaction_status == TransactionStatus.IDLE
         async with conn.transaction():
-            await conn.execute(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; {LOOKUPS}" if has_shapes else LOOKUPS)
-            shaped = await _rows(conn, SHAPES_SQL, _columns_of(names)) if has_shapes else []
-            known = {} if shapes is None else shapes
-            first = {shape: names[number - 1] for number, _, shape in reversed(shaped) if shape not in known}
-            others = [row for row in shaped if first.get(row[2]) != names[row[0] - 1]]
-            left_out = {number for number, _, _ in others}
-            asked = [name for number, name in enumerate(names, 1) if number not in left_out]
-            facts = await _described(conn, asked, role) if asked else {}
-        if asked:
-            _planned.add(conn)
-    known.update({shape: found for shape, name in first.items() if isinstance(found := facts.get(name), TableFacts)})
-    for number, oid, shape in others:
-        if shape in known:
-            schema, name = names[number - 1]
-            facts[schema, name] = replace(known[shape], oid=oid, schema=schema, name=name, root_oid=oid)
-    return {name: facts[name] for name in names if name in facts}
+            await conn.execute(LOOKUPS)
+            facts = await _described(conn, names, role)
+        _planned.add(conn)
+    return facts
 
 
 async def load_alike(
@@ -188,7 +165,8 @@ async def load_alike(
         conn: any session of the target, in autocommit mode.
         oids: of the tables.
         role: as of `load_facts`.
-        shapes: as of `load_many`.
+        shapes: tables described by earlier calls, a moment ago, by their shapes; more are added. Objects that tables
+            use, such as functions, may have changed since then.
         most: shapes to describe at most, the commonest.
 
     Raises:
@@ -196,9 +174,9 @@ async def load_alike(
     """
     with target_errors("reading the catalogue of the published tables"):
         async with conn.transaction():
-            # Of one moment, as there.
+            # Shapes and facts must be of one moment, because a table may change in between.
             await conn.execute(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; {JOINS}")
-            shaped = await _rows(conn, ALL_SHAPES_SQL, [list(oids)])
+            shaped = await _rows(conn, SHAPES_SQL, [list(oids)])
             unknown = Counter([shape for *_, shape in shaped if shape not in shapes])
             common = {shape for shape, _ in unknown.most_common(most)}
             first = {shape: (schema, name) for schema, name, _, shape in shaped if shape in common}

@@ -57,39 +57,13 @@ _INDEXES: Final = (
 )
 
 
-def _shape(columns: str, defaults: str, checks: str, indexes: str) -> str:
-    return f"""pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.concat_ws(' / ',
-  asked.relowner, asked.relreplident, {columns}, coalesce({defaults}, ''), coalesce({checks}, ''),
-  coalesce({indexes}, '')), 'UTF8'))"""
-
-
-def _looked_up(said: str, rows: str, table: str) -> str:
-    return f"(SELECT {said} FROM {rows} AND {table} = asked.oid)"
-
-
 def _of_all(said: str, rows: str, table: str) -> str:
     return f"SELECT {table} AS oid, {said} AS said FROM {rows} AND {table} IN (SELECT oid FROM asked) GROUP BY 1"
 
 
-#: Parameters: `$1` schemas, `$2` names. A row for each table that has a shape: its position in these lists, from 1; its
-#: OID; its shape. It must be read with the snapshot with which the facts are read.
+#: For thousands of tables: each catalogue is read once, with `JOINS`. Parameter: `$1` OIDs. A row for each table that
+#: has a shape: its schema and name, its OID, its shape. The facts must be read with the same snapshot.
 SHAPES_SQL: Final = f"""
-WITH asked AS MATERIALIZED (
-  SELECT w.n, c.oid, c.relowner, c.relreplident
-  FROM unnest($1::name[], $2::name[]) WITH ORDINALITY AS w(schema_name, table_name, n)
-  CROSS JOIN LATERAL (
-    SELECT c.* FROM pg_catalog.pg_class c
-    WHERE c.relname = w.table_name
-      AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = w.schema_name) OFFSET 0) AS c
-  WHERE {_PLAIN}
-)
-SELECT asked.n, asked.oid::int8, {_shape(*[_looked_up(*one) for one in (_COLUMNS, _DEFAULTS, _CHECKS, _INDEXES)])}
-FROM asked
-"""
-
-#: The same for thousands of tables: each catalogue is read once, with `JOINS`. Parameter: `$1` OIDs. A row for each
-#: table that has a shape: its schema and name, its OID, its shape.
-ALL_SHAPES_SQL: Final = f"""
 WITH asked AS MATERIALIZED (
   SELECT w.schema_name, c.relname, c.oid, c.relowner, c.relreplident
   FROM (SELECT n.oid AS namespace, n.nspname AS schema_name FROM pg_catalog.pg_namespace n) AS w
@@ -97,7 +71,8 @@ WITH asked AS MATERIALIZED (
   WHERE c.oid IN (SELECT pg_catalog.unnest($1::oid[])) AND {_PLAIN}
 )
 SELECT asked.schema_name::text, asked.relname::text, asked.oid::int8,
-  {_shape("one.said", "two.said", "three.said", "four.said")}
+  pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.concat_ws(' / ', asked.relowner, asked.relreplident,
+    one.said, coalesce(two.said, ''), coalesce(three.said, ''), coalesce(four.said, '')), 'UTF8'))
 FROM asked
 LEFT JOIN ({_of_all(*_COLUMNS)}) AS one USING (oid)
 LEFT JOIN ({_of_all(*_DEFAULTS)}) AS two USING (oid)
