@@ -37,6 +37,16 @@ END $$;
 CREATE EVENT TRIGGER watch ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION watch();
 ALTER EVENT TRIGGER watch ENABLE ALWAYS;
 """
+#: Refuses to drop the table `evt`.
+_KEEPING = """
+CREATE FUNCTION parapply_replay.keep() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF EXISTS (SELECT FROM pg_event_trigger_dropped_objects() WHERE object_name = 'evt') THEN
+        RAISE 'evt is kept';
+    END IF;
+END $$;
+CREATE EVENT TRIGGER keep ON sql_drop EXECUTE FUNCTION parapply_replay.keep();
+ALTER EVENT TRIGGER keep ENABLE ALWAYS;
+"""
 #: A value that is an option for work_mem unless it is quoted.
 _PATH = r"$libdir:/a b\c' -c work_mem=9MB"
 
@@ -74,6 +84,23 @@ def test_the_servers_settings_are_those_of_the_runs_sessions(capture: Capture, t
     assert target_db.rows("SELECT * FROM pg_db_role_setting") == []
     with target_db.connect() as conn:
         assert conn.execute("SHOW work_mem").fetchone() == ("4MB",)
+
+
+def test_a_run_whose_tables_another_one_has_begun_to_drop_begins_again(capture: Capture, target_db: Database) -> None:
+    """Its state is gone and its tables are not: to go on would give rows without a key twice."""
+    capture.go_on()
+    capture.source.execute("INSERT INTO evt VALUES (1, 'first')")
+    _write(capture, 20)
+    killing = {"PARAPPLY_FAILPOINT": "committed:kill:3"}
+    options = ("--run", "apply.workers=1 apply.max_batch_transactions=5")
+    killed = replay(capture.folder, target_db, *options, environ=killing)
+    assert (killed.returncode, target_db.rows("SELECT count(*) FROM evt")) == (-signal.SIGKILL, [(1,)])
+    target_db.execute(_KEEPING)
+    other = replay(capture.folder, target_db, "--run", "apply.workers=2")
+    assert (other.returncode, "evt is kept" in other.stderr) == (4, True), other.stderr
+    target_db.execute("DROP EVENT TRIGGER keep")
+    done = replay(capture.folder, target_db, *options)
+    assert (done.returncode, target_db.rows("SELECT count(*) FROM evt")) == (0, [(1,)]), done.stdout + done.stderr
 
 
 _REFUSED = {

@@ -424,8 +424,9 @@ class _Replay:
         return result
 
     async def _begin(self, name: str, scratch: Scratch, conn: settings.Connection) -> RunResult:
-        await scratch.empty()
+        # In this order: without its state, but with some of its tables, none of them may go on.
         await self._forget_unfinished(conn)
+        await scratch.empty()
         await scratch.make()
         if self._options.copy_of is not None:
             async with await slot.connect(self._options.copy_of, application_name="parapply replay") as there:
@@ -472,7 +473,7 @@ class _Replay:
         return msgspec.json.decode(found[0][0], type=RunResult) if found else None
 
     async def _forget_unfinished(self, conn: settings.Connection) -> None:
-        """Forget runs that have not ended: their tables are gone."""
+        """Forget runs that have not ended: their tables will be gone."""
         with target_errors("writing the results"):
             await conn.execute(sql.SQL("DELETE FROM {}.runs WHERE NOT is_done").format(sql.Identifier(MARK)))
 
