@@ -47,6 +47,22 @@ END $$;
 CREATE EVENT TRIGGER keep ON sql_drop EXECUTE FUNCTION parapply_replay.keep();
 ALTER EVENT TRIGGER keep ENABLE ALWAYS;
 """
+#: Ends the command's own sessions, not the daemon's, with each row of the table `gone`.
+_ENDING = """
+CREATE FUNCTION parapply_replay.end() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+     WHERE application_name = (SELECT 'parapply replay ' || slot_name FROM parapply.slots);
+    RETURN NULL;
+END $$;
+CREATE FUNCTION parapply_replay.watch() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF to_regclass('public.gone') IS NOT NULL AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'ending') THEN
+        CREATE TRIGGER ending AFTER INSERT ON public.gone EXECUTE FUNCTION parapply_replay.end();
+        ALTER TABLE public.gone ENABLE ALWAYS TRIGGER ending;
+    END IF;
+END $$;
+CREATE EVENT TRIGGER watch ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION parapply_replay.watch();
+ALTER EVENT TRIGGER watch ENABLE ALWAYS;
+"""
 #: A value that is an option for work_mem unless it is quoted.
 _PATH = r"$libdir:/a b\c' -c work_mem=9MB"
 
@@ -79,11 +95,29 @@ def test_the_servers_settings_are_those_of_the_runs_sessions(capture: Capture, t
         "apply.workers=2 apply.max_batch_transactions=5 server.WORK_MEM=5MB",
         f"apply.workers=2 server.work_mem=7168 server.dynamic_library_path={_PATH}",
     ]
+    assert [run["lost_parts"] for run in shown["runs"]] == [1, 0]
     assert target_db.rows(f"{query} ORDER BY 1") == [("5MB", "$libdir"), ("7MB", _PATH)]
     assert target_db.rows("SELECT count(*) >= 80 FROM parapply_replay.seen") == [(True,)]
     assert target_db.rows("SELECT * FROM pg_db_role_setting") == []
     with target_db.connect() as conn:
         assert conn.execute("SHOW work_mem").fetchone() == ("4MB",)
+
+
+def test_the_time_of_a_part_that_was_not_written_down_is_missed(capture: Capture, target_db: Database) -> None:
+    """A kill is seen by the next command, which says so; the loss of a session during the run costs nothing."""
+    _write(capture, 20)
+    options = ("--run", "apply.workers=1 apply.max_batch_transactions=5")
+    killed = replay(capture.folder, target_db, *options, environ={"PARAPPLY_FAILPOINT": "committed:kill:3"})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = replay(capture.folder, target_db, *options)
+    assert (done.returncode, " and more" in done.stdout, "was killed, and took longer than" in done.stdout) == (
+        0, True, True,
+    ), done.stdout + done.stderr  # fmt: skip
+    target_db.execute(_ENDING)
+    whole = replay(capture.folder, target_db, *options, "--again", "--json")
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    ((run,),) = target_db.rows("SELECT result FROM parapply_replay.runs")
+    assert (run["is_done"], run.get("lost_parts")) == (True, 0)
 
 
 def test_a_run_whose_tables_another_one_has_begun_to_drop_begins_again(capture: Capture, target_db: Database) -> None:

@@ -206,6 +206,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     log: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] = ""  # name of the folder of its apply log
     sums: dict[str, tuple[int, str]] = {}  # rows and checksum, by table
     failure: str = ""
+    lost_parts: int = 0  # parts that ended without a word, so that their time and lateness are not known
 
 
 class Learnt(NamedTuple):
@@ -358,8 +359,7 @@ class _Replay:
         for run in [await self._checked(run) for run in runs]:
             if self.is_stopped:
                 break
-            async with await connect.open_target(run.config, "replay") as conn:
-                results.append(await self._one(run, self._scratch(conn, run.config), conn))
+            results.append(await self._one(run))
         return results
 
     async def known(self, runs: Sequence[_Group]) -> list[RunResult]:
@@ -393,13 +393,17 @@ class _Replay:
         # Nothing can be learnt from a run without its log.
         return None
 
-    async def _one(self, run: _Group, scratch: Scratch, conn: settings.Connection) -> RunResult:
-        await scratch.mark()
-        before = await self._before(conn, run.name)
-        if before is not None and before.is_done:
-            return before
-        if before is None:
-            before = await self._begin(run.name, scratch, conn)
+    async def _one(self, run: _Group) -> RunResult:
+        async with await connect.open_target(run.config, "replay") as conn:
+            scratch = self._scratch(conn, run.config)
+            await scratch.mark()
+            before = await self._before(conn, run.name)
+            if before is not None and before.is_done:
+                return before
+            if before is None:
+                before = await self._begin(run.name, scratch, conn)
+            # Nobody writes more if it is killed.
+            await self._keep(conn, msgspec.structs.replace(before, lost_parts=before.lost_parts + 1))
         own = self._options.log or run.config.applylog.directory
         log = (own or _folder_of_logs()) / before.log
         applylog = msgspec.structs.replace(run.config.applylog, directory=log)
@@ -409,17 +413,21 @@ class _Replay:
         failure = await self._run(config, lateness, scratch.tables)
         result = msgspec.structs.replace(
             before,
-            is_done=not self.is_stopped and not failure,
             seconds=round(before.seconds + time.monotonic() - began_s, 3),
             late=before.late.joined(lateness.result),
             failure=failure,
         )
-        if not self.is_stopped:
-            result = msgspec.structs.replace(result, limit=await self._limit(conn, config, log))
-        if result.is_done:
-            result = msgspec.structs.replace(result, sums=await scratch.sums())
-        await self._keep(conn, result)
-        if result.is_done and own is None:
+        # A session of before may have ended with the server.
+        async with await connect.open_target(run.config, "replay") as conn:
+            await self._keep(conn, result)
+            is_done = not self.is_stopped and not failure
+            if not self.is_stopped:
+                result = msgspec.structs.replace(result, limit=await self._limit(conn, config, log))
+            if is_done:
+                sums = await self._scratch(conn, run.config).sums()
+                result = msgspec.structs.replace(result, is_done=True, sums=sums)
+            await self._keep(conn, result)
+        if is_done and own is None:
             shutil.rmtree(log, ignore_errors=True)
         return result
 
@@ -431,9 +439,7 @@ class _Replay:
         if self._options.copy_of is not None:
             async with await slot.connect(self._options.copy_of, application_name="parapply replay") as there:
                 await scratch.copy_from(there)
-        result = RunResult(settings=name, log=secrets.token_hex(8))
-        await self._keep(conn, result)
-        return result
+        return RunResult(settings=name, log=secrets.token_hex(8))
 
     async def _run(self, config: Config, lateness: Lateness, tables: Sequence[tuple[str, str]]) -> str:
         """Apply all that is not applied yet; return the error that ended it, empty if it was asked to, or is done."""
