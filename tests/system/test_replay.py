@@ -120,6 +120,21 @@ def test_the_time_of_a_part_that_was_not_written_down_is_missed(capture: Capture
     assert (run["is_done"], run.get("lost_parts")) == (True, 0)
 
 
+def test_a_result_is_of_all_settings_and_of_the_rows_of_before(capture: Capture, target_db: Database) -> None:
+    """Whatever a run depends on makes it another one, although its --run is the same; what it does not, does not."""
+    capture.go_on()
+    settings = [
+        (), ("--set", "apply.max_batch_transactions=5"), ("--set", "conflict.insert_exists=skip"),
+        ("--set", "target.synchronous_commit=on"), ("--copy-of", capture.source.dsn),
+        ("--copy-of", capture.source.dsn_with(dbname="postgres")),
+    ]  # fmt: skip
+    for number, more in enumerate([*settings, (*settings[-1], "--set", "log.level=warning")], 1):
+        done = replay(capture.folder, target_db, "--run", "apply.workers=1", *more)
+        assert done.returncode == 0, done.stdout + done.stderr
+        n_done = min(number, len(settings))
+        assert target_db.rows("SELECT count(*) FROM parapply_replay.runs WHERE is_done") == [(n_done,)]
+
+
 def test_a_run_whose_tables_another_one_has_begun_to_drop_begins_again(capture: Capture, target_db: Database) -> None:
     """Its state is gone and its tables are not: to go on would give rows without a key twice."""
     capture.go_on()

@@ -8,6 +8,7 @@ The apply log of a run gives its verdict, and predictions of other settings.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import secrets
 import shutil
@@ -15,11 +16,13 @@ import stat
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
+import psycopg
 from psycopg import sql
 
 from parapply import connect, logs
@@ -31,6 +34,8 @@ from parapply.capture.scratch import MARK, Scratch, left_out, shapes_of
 from parapply.capture.stream import CapturedStream, Read
 from parapply.config import DdlConfig, MetricsConfig, SequencesConfig
 from parapply.config_mapping import MappingConfig
+from parapply.config_values import Secret
+from parapply.driver import parameters_of
 from parapply.errors import CaptureRefused, ConfigError, ParapplyError, TargetRefused
 from parapply.model import Until
 from parapply.runtime.daemon import Host, Leader, calm_garbage_collector
@@ -364,7 +369,7 @@ class _Replay:
 
     async def known(self, runs: Sequence[_Group]) -> list[RunResult]:
         async with await connect.open_target(runs[0].config, "replay") as conn:
-            return [await self._load(conn, run.name) or RunResult(settings=run.name) for run in runs]
+            return [await self._load(conn, run) or RunResult(settings=run.name) for run in runs]
 
     def outcome(self, results: list[RunResult], learnt: Learnt | None) -> ReplayOutcome:
         done = [run for run in results if run.is_done]
@@ -380,14 +385,14 @@ class _Replay:
             return run
         async with await connect.open_target(run.config, "replay") as conn:
             await self._scratch(conn, run.config).mark()
-            before = await self._before(conn, run.name)
+            before = await self._before(conn, run)
             if before is not None and before.is_done:
                 return run
             return run._replace(config=await server_settings.for_sessions(conn, run.config, run.server))
 
-    async def _before(self, conn: settings.Connection, name: str) -> RunResult | None:
+    async def _before(self, conn: settings.Connection, run: _Group) -> RunResult | None:
         """Return the result of a run that goes on, or is done; None: it is to begin."""
-        found = None if self._options.is_again else await self._load(conn, name)
+        found = None if self._options.is_again else await self._load(conn, run)
         if found is None or self._options.log is None or (self._options.log / found.log).is_dir():
             return found
         # Nothing can be learnt from a run without its log.
@@ -397,13 +402,13 @@ class _Replay:
         async with await connect.open_target(run.config, "replay") as conn:
             scratch = self._scratch(conn, run.config)
             await scratch.mark()
-            before = await self._before(conn, run.name)
+            before = await self._before(conn, run)
             if before is not None and before.is_done:
                 return before
             if before is None:
                 before = await self._begin(run.name, scratch, conn)
             # Nobody writes more if it is killed.
-            await self._keep(conn, msgspec.structs.replace(before, lost_parts=before.lost_parts + 1))
+            await self._keep(conn, run, msgspec.structs.replace(before, lost_parts=before.lost_parts + 1))
         own = self._options.log or run.config.applylog.directory
         log = (own or _folder_of_logs()) / before.log
         applylog = msgspec.structs.replace(run.config.applylog, directory=log)
@@ -419,14 +424,14 @@ class _Replay:
         )
         # A session of before may have ended with the server.
         async with await connect.open_target(run.config, "replay") as conn:
-            await self._keep(conn, result)
+            await self._keep(conn, run, result)
             is_done = not self.is_stopped and not failure
             if not self.is_stopped:
                 result = msgspec.structs.replace(result, limit=await self._limit(conn, config, log))
             if is_done:
                 sums = await self._scratch(conn, run.config).sums()
                 result = msgspec.structs.replace(result, is_done=True, sums=sums)
-            await self._keep(conn, result)
+            await self._keep(conn, run, result)
         if is_done and own is None:
             shutil.rmtree(log, ignore_errors=True)
         return result
@@ -470,12 +475,12 @@ class _Replay:
         limits = found[0][0] if found else None
         return f"Of its last minutes: {limits.get('words', '')}" if isinstance(limits, dict) else ""
 
-    async def _load(self, conn: settings.Connection, name: str) -> RunResult | None:
+    async def _load(self, conn: settings.Connection, run: _Group) -> RunResult | None:
         query = sql.SQL("SELECT result::text FROM {}.runs WHERE capture = $1 AND settings = $2").format(
             sql.Identifier(MARK)
         )
         with target_errors("reading the results"):
-            found = await rows(conn, query, [self._found.capture, self._key(name)])
+            found = await rows(conn, query, [self._found.capture, self._key(run)])
         return msgspec.json.decode(found[0][0], type=RunResult) if found else None
 
     async def _forget_unfinished(self, conn: settings.Connection) -> None:
@@ -483,16 +488,23 @@ class _Replay:
         with target_errors("writing the results"):
             await conn.execute(sql.SQL("DELETE FROM {}.runs WHERE NOT is_done").format(sql.Identifier(MARK)))
 
-    async def _keep(self, conn: settings.Connection, result: RunResult) -> None:
+    async def _keep(self, conn: settings.Connection, run: _Group, result: RunResult) -> None:
         query = sql.SQL(
             "INSERT INTO {}.runs (capture, settings, is_done, result) VALUES ($1, $2, $3, $4::jsonb)"
             " ON CONFLICT (capture, settings) DO UPDATE SET is_done = excluded.is_done, result = excluded.result"
         ).format(sql.Identifier(MARK))
         text = msgspec.json.encode(result).decode()
         with target_errors("writing the results"):
-            await rows(conn, query, [self._found.capture, self._key(result.settings), result.is_done, text])
+            await rows(conn, query, [self._found.capture, self._key(run), result.is_done, text])
 
-    def _key(self, name: str) -> str:
-        """Return what a result is of: the settings, the speed, and how far the capture went."""
-        has_rows = self._options.copy_of is not None
-        return f"{name} | speed {self._read.speed:g} | up to {self._read.until_lsn} | rows {has_rows}"
+    def _key(self, run: _Group) -> str:
+        """Return what a result is of: all settings, the speed, how far the capture went, and the rows of before."""
+        target = msgspec.structs.replace(run.config.target, dsn=Secret(""), password_command=None)
+        given: list[object] = [run.config.apply, run.config.conflict, target]
+        if self._options.copy_of is not None:
+            # Any other text is refused where the connection is opened.
+            with suppress(psycopg.ProgrammingError):
+                there = parameters_of(self._options.copy_of.dsn)
+                given.append([there.get(name) for name in ("host", "hostaddr", "port", "dbname")])
+        mark = hashlib.sha256(msgspec.json.encode(given, enc_hook=str, order="sorted")).hexdigest()[:16]
+        return f"{run.name} | speed {self._read.speed:g} | up to {self._read.until_lsn} | {mark}"
