@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,14 @@ END $$;
 CREATE EVENT TRIGGER watch ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION parapply_replay.watch();
 ALTER EVENT TRIGGER watch ENABLE ALWAYS;
 """
+#: Makes the third run wait for a lock before it has its tables.
+_WAITING = """
+CREATE FUNCTION parapply_replay.wait() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF (SELECT count(*) = 2 FROM parapply_replay.runs WHERE is_done) THEN PERFORM pg_advisory_xact_lock(7); END IF;
+END $$;
+CREATE EVENT TRIGGER wait ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION parapply_replay.wait();
+ALTER EVENT TRIGGER wait ENABLE ALWAYS;
+"""
 #: A value that is an option for work_mem unless it is quoted.
 _PATH = r"$libdir:/a b\c' -c work_mem=9MB"
 
@@ -121,18 +130,42 @@ def test_the_time_of_a_part_that_was_not_written_down_is_missed(capture: Capture
 
 
 def test_a_result_is_of_all_settings_and_of_the_rows_of_before(capture: Capture, target_db: Database) -> None:
-    """Whatever a run depends on makes it another one, although its --run is the same; what it does not, does not."""
+    """Whatever a run depends on makes it another one, although its --run is the same; what it does not, does not.
+
+    No delay holds it back: the capture ends before that is over.
+    """
     capture.go_on()
     settings = [
-        (), ("--set", "apply.max_batch_transactions=5"), ("--set", "conflict.insert_exists=skip"),
-        ("--set", "target.synchronous_commit=on"), ("--copy-of", capture.source.dsn),
-        ("--copy-of", capture.source.dsn_with(dbname="postgres")),
+        ("--set", "apply.delay_s=100"), ("--set", "apply.max_batch_transactions=5"),
+        ("--set", "conflict.insert_exists=skip"), ("--set", "target.synchronous_commit=on"),
+        ("--copy-of", capture.source.dsn), ("--copy-of", capture.source.dsn_with(dbname="postgres")),
     ]  # fmt: skip
     for number, more in enumerate([*settings, (*settings[-1], "--set", "log.level=warning")], 1):
         done = replay(capture.folder, target_db, "--run", "apply.workers=1", *more)
         assert done.returncode == 0, done.stdout + done.stderr
         n_done = min(number, len(settings))
         assert target_db.rows("SELECT count(*) FROM parapply_replay.runs WHERE is_done") == [(n_done,)]
+
+
+def test_a_signal_between_two_runs_ends_the_command(capture: Capture, target_db: Database) -> None:
+    """The daemon of the first one has ended, and its handlers of signals with it."""
+    capture.go_on()
+    assert replay(capture.folder, target_db).returncode == 0
+    target_db.execute(_WAITING)
+    words = ["replay", str(capture.folder), "--target", target_db.dsn, "--run", "apply.workers=2", "--run",
+             "apply.workers=3"]  # fmt: skip
+    with target_db.session("SELECT pg_advisory_lock(7)") as waited_for:
+        waited_for.execute("SELECT pg_advisory_lock(7)")
+        process = warm.start(words, environment(None), (None, *[os.open(os.devnull, os.O_WRONLY) for _ in range(2)]))
+        try:
+            target_db.wait_until("SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+    assert target_db.rows("SELECT settings ~ '^apply.workers=2' FROM parapply_replay.runs WHERE is_done") == [
+        (False,), (True,)
+    ]  # fmt: skip
 
 
 def test_a_run_whose_tables_another_one_has_begun_to_drop_begins_again(capture: Capture, target_db: Database) -> None:

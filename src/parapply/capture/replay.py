@@ -324,8 +324,10 @@ def _of_capture(config: Config, found: CaptureFound, *, has_rows: bool) -> Confi
         update: Any = _MISSING if conflict.update_missing == "error" else conflict.update_missing
         delete: Any = _MISSING if conflict.delete_missing == "error" else conflict.delete_missing
         conflict = replace(conflict, update_missing=update, delete_missing=delete)
+    # Nothing would be late enough, because the clock of a capture stands still at its end.
+    apply = replace(config.apply, delay_s=0.0)
     return replace(
-        config, source=source, conflict=conflict, ddl=DdlConfig(), mapping=MappingConfig(),
+        config, source=source, apply=apply, conflict=conflict, ddl=DdlConfig(), mapping=MappingConfig(),
         sequences=SequencesConfig(), metrics=MetricsConfig(),
     )  # fmt: skip
 
@@ -461,6 +463,8 @@ class _Replay:
             return error.line()
         finally:
             self.is_stopped = signals.is_stop
+            # Between two runs a signal ends the command, as before the first one.
+            signals.leave()
         return ""
 
     async def _limit(self, conn: settings.Connection, config: Config, log: Path) -> str:
