@@ -134,7 +134,7 @@ def test_a_result_is_of_all_settings_and_of_the_rows_of_before(capture: Capture,
 
     No delay holds it back: the capture ends before that is over.
     """
-    capture.go_on()
+    _write(capture, 5)
     settings = [
         ("--set", "apply.delay_s=100"), ("--set", "apply.max_batch_transactions=5"),
         ("--set", "conflict.insert_exists=skip"), ("--set", "target.synchronous_commit=on"),
@@ -156,7 +156,8 @@ def test_a_signal_between_two_runs_ends_the_command(capture: Capture, target_db:
              "apply.workers=3"]  # fmt: skip
     with target_db.session("SELECT pg_advisory_lock(7)") as waited_for:
         waited_for.execute("SELECT pg_advisory_lock(7)")
-        process = warm.start(words, environment(None), (None, *[os.open(os.devnull, os.O_WRONLY) for _ in range(2)]))
+        output, errors = [os.open(os.devnull, os.O_WRONLY) for _ in range(2)]
+        process = warm.start(words, environment(None), (None, output, errors))
         try:
             target_db.wait_until("SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)")
             process.send_signal(signal.SIGINT)
