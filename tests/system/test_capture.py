@@ -12,7 +12,12 @@ import pytest
 
 from parapply import failpoints
 from parapply.capture.blocks import BlockKind
-from parapply.capture.folder import look, names, read
+from parapply.capture.folder import CaptureLimits, CaptureWriter, groups, look, names, read
+from parapply.capture.recorder import Recorder
+from parapply.login import Login
+from parapply.model import FRAME_HEADER_BYTES
+from parapply.source import slot
+from tests import build
 from tests.fixtures import warm
 from tests.fixtures.builtin import BuiltinSubscription
 from tests.fixtures.captures import LATER, TABLES, replay, write_mixed
@@ -220,6 +225,28 @@ def test_another_readers_slot_and_database_are_never_touched(capture: Capture, t
     refused = other.run()
     assert (refused.returncode, "cannot go on, and is whole up to" in refused.stderr) == (2, True), refused.stderr
     assert last.read_bytes() == kept
+
+
+async def test_a_file_begins_with_the_announcements_of_its_first_row(capture: Capture) -> None:
+    """Not with a later one that came together with that row: a replay which begins there would misread it."""
+    capture.go_on()
+    writer = CaptureWriter(capture.folder, CaptureLimits(0, 1))
+    writer.go_on(look(capture.folder))
+    first, second = [build.relation(*[build.ColumnSpec(name) for name in names]) for names in ("ab", "ba")]
+    row = [build.begin(), build.insert(build.row(build.text(b"x"), build.text(b"y"))), build.commit()]
+    async with await slot.connect(Login(capture.source.dsn), application_name="test") as conn:
+        recorder = Recorder(writer, conn, None, is_parallel=False)
+        for messages in ([first, *row], [*row, second, *row]):
+            await recorder.take([build.xlog_data(one) for one in messages], 1)
+            recorder.write()
+    writer.close()
+    places = look(capture.folder).places
+    known, frames = [
+        [frame[FRAME_HEADER_BYTES:] for group in groups(capture.folder, place)[1] for frame in group.frames]
+        for place in places[-2:]
+    ]
+    assert [place.header.kind for place in places[-2:]] == [BlockKind.RELATIONS, BlockKind.FRAMES]
+    assert (known, frames) == ([first], [*row, second, *row])
 
 
 def test_a_folder_is_locked_before_it_is_looked_through(capture: Capture) -> None:
