@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import pytest
@@ -225,6 +226,29 @@ def test_another_readers_slot_and_database_are_never_touched(capture: Capture, t
     refused = other.run()
     assert (refused.returncode, "cannot go on, and is whole up to" in refused.stderr) == (2, True), refused.stderr
     assert last.read_bytes() == kept
+
+
+def test_a_slot_that_is_read_or_moved_by_another_gives_no_capture(capture: Capture, tmp_path: Path) -> None:
+    """Neither beside a daemon that reads it in ranges, nor from where another moved it after it was looked at."""
+    capture.go_on()
+    claimed = f"SELECT pg_advisory_lock(hashtextextended('parapply reads {capture.slot}', 0))"
+    with capture.source.session(claimed) as other:
+        other.execute(claimed)
+        busy = capture.run()
+    assert (busy.returncode, "is read by another parapply" in busy.stderr) == (3, True), busy.stderr
+    environ = {"PARAPPLY_FAILPOINT": "capture_cut:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
+    held = tmp_path / "capture_cut.held"
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(capture.run, environ=environ)
+        while not held.exists() and not running.done():
+            wait([running], timeout=0.02)
+        capture.source.execute("INSERT INTO evt VALUES (1, 'passed over')")
+        capture.source.execute(f"SELECT pg_replication_slot_advance('{capture.slot}', pg_current_wal_lsn())")
+        held.unlink()
+        moved = running.result()
+    assert (moved.returncode, "was moved by another reader" in moved.stderr) == (3, True), moved.stderr
+    refused = capture.run()
+    assert (refused.returncode, "cannot go on, and is whole up to" in refused.stderr) == (2, True), refused.stderr
 
 
 async def test_a_file_begins_with_the_announcements_of_its_first_row(capture: Capture) -> None:

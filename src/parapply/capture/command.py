@@ -21,6 +21,7 @@ import secrets
 import signal
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -37,8 +38,8 @@ from parapply.errors import CaptureRefused, ConfigError, SourceRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.printable import printable
 from parapply.source import history, refusals, slot
+from parapply.source.catch_up_stream import CatchUpStream
 from parapply.source.options import check_slot_name, start_options, start_replication_sql, streaming_of
-from parapply.source.stream import ReplicationStream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,16 +87,19 @@ async def capture(config: Config, options: CaptureOptions) -> None:
         source, name = config.source, _slot_name(options, found)
         conn = await slot.connect(source.login, application_name=f"parapply capture {name}")
         await stack.enter_async_context(conn)
-        facts = await slot.inspect(conn, name)
+        facts = await refusals.with_timeline(conn, await slot.inspect(conn, name), source.login)
         is_less = source.decoding_memory_bytes < facts.decoding_memory_bytes
         reader = await slot.connect(
             source.login, application_name=name, is_replication=True,
             decoding_memory_bytes=source.decoding_memory_bytes if is_less else 0,
         )  # fmt: skip
-        stack.push_async_callback(reader.close)
+        stream = CatchUpStream(reader, partial(slot.read_slot, conn, name))
+        stack.push_async_callback(stream.close)
+        await stream.check_same(facts)
+        await stream.claim(name)
         run = _Run(config, options, writer, conn, reader, key)
         open_xids = await (run.begin(name, facts) if found is None else run.go_on(found, facts))
-        await run.record(stack, name, open_xids)
+        await run.record(stream, name, open_xids)
 
 
 def _slot_name(options: CaptureOptions, found: CaptureFound | None) -> str:
@@ -263,7 +267,7 @@ class _Run:
         )
         return dict(found)
 
-    async def record(self, stack: AsyncExitStack, name: str, open_xids: list[int]) -> None:
+    async def record(self, stream: CatchUpStream, name: str, open_xids: list[int]) -> None:
         """Read the stream until the end is asked for."""
         options = self._pgoutput(self._conn.info.server_version)
         recorder = Recorder(
@@ -274,10 +278,8 @@ class _Run:
         await recorder.begin(await oids_of(self._conn, tables), _now_us())
         if open_xids:
             recorder.resume(open_xids, _now_us())
-        stream = ReplicationStream(self._reader)
-        stack.push_async_callback(stream.close)
         start_lsn = self.writer.end_lsn
-        await stream.start(start_replication_sql(name, start_lsn, tuple(options.items())))
+        await stream.start(start_replication_sql(name, start_lsn, tuple(options.items())), start_lsn)
         click.echo(
             f"capturing slot {name} from {format_lsn(start_lsn)} into {printable(str(self._options.folder))}", err=True
         )
@@ -312,7 +314,7 @@ class _Run:
         self._reason = self._reason or reason
         self._stopped.set()
 
-    async def _follow(self, stream: ReplicationStream, recorder: Recorder) -> None:
+    async def _follow(self, stream: CatchUpStream, recorder: Recorder) -> None:
         readable = asyncio.Event()
         stream.resume_reading(readable.set)
         clock = asyncio.get_running_loop().time
@@ -354,7 +356,7 @@ class _Run:
             for one in waiting:
                 one.cancel()
 
-    def _sync(self, stream: ReplicationStream, recorder: Recorder, *, is_end: bool = False) -> None:
+    def _sync(self, stream: CatchUpStream, recorder: Recorder, *, is_end: bool = False) -> None:
         recorder.write(is_end=is_end)
         self._report(stream)
 
@@ -362,7 +364,7 @@ class _Run:
         if end_lsn > self.writer.end_lsn:
             self.writer.write(BlockKind.POSITION, b"", time_us=_now_us(), end_lsn=end_lsn)
 
-    def _report(self, stream: ReplicationStream) -> None:
+    def _report(self, stream: CatchUpStream) -> None:
         """Report what is synced; the publisher keeps everything behind it."""
         lsn = self.writer.end_lsn
         is_asking = self._options.until_lsn is not None and lsn < self._options.until_lsn
