@@ -99,7 +99,10 @@ async def capture(config: Config, options: CaptureOptions) -> None:
         await stream.claim(name)
         run = _Run(config, options, writer, conn, reader, key)
         open_xids = await (run.begin(name, facts) if found is None else run.go_on(found, facts))
-        await run.record(stream, name, open_xids)
+        try:
+            await run.record(stream, name, open_xids)
+        except SourceRefused as error:
+            raise run.cannot_go_on(error) from error
 
 
 def _slot_name(options: CaptureOptions, found: CaptureFound | None) -> str:
@@ -228,13 +231,15 @@ class _Run:
             await refusals.check(self._conn, facts, source.login, found.start.slot, known, two_phase=source.two_phase)
             await self._check_history(found, whole_lsn)
         except SourceRefused as error:
-            raise CaptureRefused(
-                f"{self._options.folder} cannot go on, and is whole up to {format_lsn(known.low_lsn)}: {error}",
-                hint=_ANOTHER,
-            ) from error
+            raise self.cannot_go_on(error, known.low_lsn) from error
         open_xids = self.writer.go_on(found)
         self._note(whole_lsn)
         return open_xids
+
+    def cannot_go_on(self, error: SourceRefused, end_lsn: int = 0) -> CaptureRefused:
+        """Return a refusal of the publisher as one of this capture, with a hint that is about it."""
+        end = format_lsn(end_lsn or self.writer.end_lsn)
+        return CaptureRefused(f"{self._options.folder} cannot go on, and is whole up to {end}: {error}", hint=_ANOTHER)
 
     async def _check_history(self, found: CaptureFound, end_lsn: int) -> None:
         """Refuse a publisher that was put back to an older state, and has written since, where its slot is behind.
