@@ -12,6 +12,7 @@ import pytest
 from tests.fixtures import warm
 from tests.fixtures.captures import replay, write_mixed
 from tests.fixtures.daemon import _environment as environment
+from tests.fixtures.streams import FOLLOW, LITTLE_MEMORY, MANY_ROWS, fill
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -167,6 +168,19 @@ def test_a_signal_between_two_runs_ends_the_command(capture: Capture, target_db:
     assert target_db.rows("SELECT settings ~ '^apply.workers=2' FROM parapply_replay.runs WHERE is_done") == [
         (False,), (True,)
     ]  # fmt: skip
+
+
+def test_a_transaction_that_never_finds_room_ends_a_run(capture: Capture, target_db: Database) -> None:
+    """No publisher can send it whole, so that going on would never end; with more room the replay is done."""
+    capture.go_on()
+    capture.source.execute(fill("evt", 1, MANY_ROWS).decode())
+    capture.go_on()
+    settings = {**FOLLOW, **LITTLE_MEMORY, "apply.workers": 1, "source.reconnect_min_s": 0.01}
+    options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    failed = replay(capture.folder, target_db, *options, "--set", f"apply.spill_limit_bytes={1 << 20}")
+    assert (failed.returncode, "set a larger apply.spill_limit_bytes" in " ".join(failed.stdout.split())) == (1, True)
+    assert replay(capture.folder, target_db, *options).returncode == 0
+    assert target_db.rows("SELECT count(*) FROM evt") == [(MANY_ROWS,)]
 
 
 def test_a_run_whose_tables_another_one_has_begun_to_drop_begins_again(capture: Capture, target_db: Database) -> None:

@@ -106,9 +106,17 @@ class CapturedConnector(Connector):
         self._start_record = start
         self._read = read
         self._lateness = lateness
+        #: Ends of transactions that found no room in `apply.spill_dir`.
+        self._without_room: set[int] = set()
 
     def take_whole(self, end_lsn: int) -> None:
-        """Do nothing: the files hold each transaction in one way only."""
+        """Let it come once more, with fewer streams beside it; raise CaptureRefused if it has: files do not change."""
+        if end_lsn in self._without_room:
+            raise CaptureRefused(
+                "a streamed transaction finds no room on disk, over and over",
+                hint="make room in apply.spill_dir, or set a larger apply.spill_limit_bytes",
+            )
+        self._without_room.add(end_lsn)
 
     def _facts(self) -> slot.SourceFacts:
         start = self._start_record
