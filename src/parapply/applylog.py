@@ -191,7 +191,9 @@ class ApplyLog:
         try:
             _give_final_name(self._path.with_name(self._path.name + _OPEN_SUFFIX), self._size_bytes)
         except OSError as error:
-            # The records are in the file: the next start renames it.
+            # The records are in the file, and the next start renames it, unless somebody has removed it.
+            if isinstance(error, FileNotFoundError):
+                self.dropped += self._n_records
             self._log.error("applylog_dropping", file=str(self._path), error=error.strerror, dropped=self.dropped)
         self._close()
 

@@ -251,6 +251,17 @@ def test_a_slot_that_is_read_or_moved_by_another_gives_no_capture(capture: Captu
     assert (refused.returncode, "cannot go on, and is whole up to" in refused.stderr) == (2, True), refused.stderr
 
 
+def test_a_capture_never_goes_on_with_another_database(capture: Capture, target_db: Database) -> None:
+    """Nor where it has only begun: its first block would name another one than its rows are of."""
+    killed = capture.run(environ={"PARAPPLY_FAILPOINT": "capture_begun:kill"})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    target_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    refused = capture.run(source_dsn=target_db.dsn)
+    assert (refused.returncode, f"was begun in database {capture.source.dbname!r}" in refused.stderr) == (2, True), (
+        refused
+    )
+
+
 async def test_a_file_begins_with_the_announcements_of_its_first_row(capture: Capture) -> None:
     """Not with a later one that came together with that row: a replay which begins there would misread it."""
     capture.go_on()

@@ -221,6 +221,18 @@ def test_a_file_server_that_refuses_at_the_close(
     assert 4 in lines_in(tmp_path)
 
 
+def test_records_of_a_file_that_was_removed_count_as_dropped(tmp_path: Path) -> None:
+    """Whoever removes the open file is seen by the number, and the next records go to another one."""
+    log = ApplyLog(tmp_path, 100, 3600)
+    log.append(line(1)[:20] + b"\n", 1)
+    next(tmp_path.iterdir()).unlink()
+    log.append(line(2), 1)
+    assert log.dropped == 2
+    log.append(line(3), 1)
+    log.close()
+    assert lines_in(tmp_path) == [3]
+
+
 def test_a_neighbours_file_ends_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closed since the directory was read, of another role, or no file: left alone; what can be recovered is."""
     notes = tmp_path / "notes"

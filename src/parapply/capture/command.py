@@ -208,7 +208,7 @@ class _Run:
 
     async def go_on(self, found: CaptureFound, facts: slot.SourceFacts) -> list[int]:
         """Check that the slot can give all that comes behind the folder's last whole place, and cut the rest off."""
-        source = self._config.source
+        source, start = self._config.source, found.start
         if self._pgoutput(facts.server_version_num) != found.start.options:
             raise CaptureRefused(
                 f"{self._options.folder} was begun with other options of the stream",
@@ -218,8 +218,14 @@ class _Run:
         whole_lsn = found.places[found.last_between()].header.end_lsn
         # Killed before the position was noted: no other session has read the slot.
         if not whole_lsn and facts.slot is None:
+            if (facts.system_identifier, facts.database) != (start.system_identifier, start.database):
+                raise CaptureRefused(
+                    f"{self._options.folder} was begun in database {start.database!r} of cluster"
+                    f" {start.system_identifier}, and --source leads to another one",
+                    hint="correct --source, or name another folder",
+                )
             open_xids = self.writer.go_on(found)
-            await self._make_slot(found.start)
+            await self._make_slot(start)
             return open_xids
         if not whole_lsn and facts.slot is not None:
             whole_lsn = facts.slot.confirmed_flush_lsn or 0
