@@ -98,7 +98,7 @@ EVENTS: Final = {
     "metrics_listening": "info: address of the endpoint for Prometheus and probes",
     "leader_stuck": "error: a part of the leader makes no progress and has nothing to wait for; no watchdog signal",
     "applylog_recovered": "warning: a file of a process that died was closed",
-    "applylog_not_recovered": "warning: an open file of another role was left alone",
+    "applylog_not_recovered": "warning: an open file could not be recovered, and was left alone",
     "applylog_dropping": "error: records cannot be written and are dropped; applying goes on",
     "applylog_resumed": "info: records are written again",
     "applylog_removed": "info: a finished file was removed, as applylog.retention_s and retention_bytes say",

@@ -11,9 +11,11 @@ waiting without limit, so the daemon calls from a thread (`runtime/observe/apply
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
+import stat
 import time
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -189,7 +191,9 @@ class ApplyLog:
         try:
             _give_final_name(self._path.with_name(self._path.name + _OPEN_SUFFIX), self._size_bytes)
         except OSError as error:
-            # The records are in the file: the next start renames it.
+            # The records are in the file, and the next start renames it, unless somebody has removed it.
+            if isinstance(error, FileNotFoundError):
+                self.dropped += self._n_records
             self._log.error("applylog_dropping", file=str(self._path), error=error.strerror, dropped=self.dropped)
         self._close()
 
@@ -247,36 +251,43 @@ def recover(directory: Path) -> list[Path]:
     """Close the files that processes which died left open: cut an unfinished last line off, then rename.
 
     This covers every slot. Only the lock shows which process lives, because a dead one has lost its lock. Process
-    ids show nothing (every container's daemon is process 1). Files of another role's daemon are left to it.
+    ids show nothing (every container's daemon is process 1). What cannot be recovered, such as a file of another role's
+    daemon, is left as it is, with a warning.
 
     Returns:
         The final names of the files that hold records.
 
     Raises:
-        OSError: the directory cannot be read or written.
+        OSError: the directory cannot be read.
     """
     recovered = []
     for path in sorted(directory.glob(f"apply-*.jsonl{_OPEN_SUFFIX}")):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue  # its writer has closed it since
-        except PermissionError as error:
+            final, size_bytes = _recovered(path)
+        except (BlockingIOError, FileNotFoundError):
+            continue  # its writer lives, or has closed it since
+        except OSError as error:
             get_logger().warning("applylog_not_recovered", file=str(path), error=error.strerror)
             continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            size_bytes = _whole_lines_bytes(fd)
-            os.ftruncate(fd, size_bytes)
-            final = _give_final_name(path, size_bytes)
-        except (BlockingIOError, FileNotFoundError):
-            continue  # its writer lives, or has closed it
-        finally:
-            os.close(fd)
         if final is not None:
             recovered.append(final)
             get_logger().warning("applylog_recovered", file=str(final), size_bytes=size_bytes)
     return recovered
+
+
+def _recovered(path: Path) -> tuple[Path | None, int]:
+    """Cut and rename an open file; return its final name and size. Raise OSError if it is in use or cannot be."""
+    # Where others may write as well: the file that a link names is none of ours, and a pipe would wait for its writer.
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        size_bytes = _whole_lines_bytes(fd)
+        os.ftruncate(fd, size_bytes)
+        return _give_final_name(path, size_bytes), size_bytes
+    finally:
+        os.close(fd)
 
 
 def _write_all(fd: int, data: bytes | bytearray) -> None:

@@ -99,23 +99,27 @@ class Spill:
             self.room.spills.add(self)
 
     def open(self, xid: int) -> SpillFile:
-        """Return an empty file for a transaction; raise SpillFailed if it cannot be made."""
+        """Return an empty file for a transaction; raise SpillFailed if it cannot be made, or all are closed."""
         try:
             file = SpillFile(self, _nameless(self._directory), xid)
         except OSError as error:
             raise _failed(xid, error.strerror or str(error)) from error
         with self.lock:
             self._files.add(file)
+            is_open = self in self.room.spills
+        if not is_open:
+            # Whoever asked for it was cancelled while the disk answered.
+            file.close()
+            raise _failed(xid, "all of them were given up")
         return file
 
     def close(self) -> None:
-        """Close every file that is still open."""
+        """Close every file that is still open, and each that opens later."""
         with self.lock:
+            self.room.spills.discard(self)
             files = list(self._files)
         for file in files:
             file.close()
-        with self.lock:
-            self.room.spills.discard(self)
 
     def forget(self, file: SpillFile) -> None:
         """Take a file out of the count: it is closed."""

@@ -6,13 +6,19 @@ import fcntl
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import pytest
 
 from parapply import failpoints
 from parapply.capture.blocks import BlockKind
-from parapply.capture.folder import look, names, read
+from parapply.capture.folder import CaptureLimits, CaptureWriter, groups, look, names, read
+from parapply.capture.recorder import Recorder
+from parapply.login import Login
+from parapply.model import FRAME_HEADER_BYTES
+from parapply.source import slot
+from tests import build
 from tests.fixtures import warm
 from tests.fixtures.builtin import BuiltinSubscription
 from tests.fixtures.captures import LATER, TABLES, replay, write_mixed
@@ -222,6 +228,62 @@ def test_another_readers_slot_and_database_are_never_touched(capture: Capture, t
     assert last.read_bytes() == kept
 
 
+def test_a_slot_that_is_read_or_moved_by_another_gives_no_capture(capture: Capture, tmp_path: Path) -> None:
+    """Neither beside a daemon that reads it in ranges, nor from where another moved it after it was looked at."""
+    capture.go_on()
+    claimed = f"SELECT pg_advisory_lock(hashtextextended('parapply reads {capture.slot}', 0))"
+    with capture.source.session(claimed) as other:
+        other.execute(claimed)
+        busy = capture.run()
+    assert (busy.returncode, "is read by another parapply" in busy.stderr) == (3, True), busy.stderr
+    environ = {"PARAPPLY_FAILPOINT": "capture_cut:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
+    held = tmp_path / "capture_cut.held"
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(capture.run, environ=environ)
+        while not held.exists() and not running.done():
+            wait([running], timeout=0.02)
+        capture.source.execute("INSERT INTO evt VALUES (1, 'passed over')")
+        capture.source.execute(f"SELECT pg_replication_slot_advance('{capture.slot}', pg_current_wal_lsn())")
+        held.unlink()
+        moved = running.result()
+    assert (moved.returncode, "was moved by another reader" in moved.stderr) == (3, True), moved.stderr
+    refused = capture.run()
+    assert (refused.returncode, "cannot go on, and is whole up to" in refused.stderr) == (2, True), refused.stderr
+
+
+def test_a_capture_never_goes_on_with_another_database(capture: Capture, target_db: Database) -> None:
+    """Nor where it has only begun: its first block would name another one than its rows are of."""
+    killed = capture.run(environ={"PARAPPLY_FAILPOINT": "capture_begun:kill"})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    target_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
+    refused = capture.run(source_dsn=target_db.dsn)
+    assert (refused.returncode, f"was begun in database {capture.source.dbname!r}" in refused.stderr) == (2, True), (
+        refused
+    )
+
+
+async def test_a_file_begins_with_the_announcements_of_its_first_row(capture: Capture) -> None:
+    """Not with a later one that came together with that row: a replay which begins there would misread it."""
+    capture.go_on()
+    writer = CaptureWriter(capture.folder, CaptureLimits(0, 1))
+    writer.go_on(look(capture.folder))
+    first, second = [build.relation(*[build.ColumnSpec(name) for name in names]) for names in ("ab", "ba")]
+    row = [build.begin(), build.insert(build.row(build.text(b"x"), build.text(b"y"))), build.commit()]
+    async with await slot.connect(Login(capture.source.dsn), application_name="test") as conn:
+        recorder = Recorder(writer, conn, None, is_parallel=False)
+        for messages in ([first, *row], [*row, second, *row]):
+            await recorder.take([build.xlog_data(one) for one in messages], 1)
+            recorder.write()
+    writer.close()
+    places = look(capture.folder).places
+    known, frames = [
+        [frame[FRAME_HEADER_BYTES:] for group in groups(capture.folder, place)[1] for frame in group.frames]
+        for place in places[-2:]
+    ]
+    assert [place.header.kind for place in places[-2:]] == [BlockKind.RELATIONS, BlockKind.FRAMES]
+    assert (known, frames) == ([first], [*row, second, *row])
+
+
 def test_a_folder_is_locked_before_it_is_looked_through(capture: Capture) -> None:
     """Blocks that another capture reports after the look would be cut off, and come from nowhere again."""
     capture.go_on()
@@ -234,9 +296,12 @@ def test_a_folder_is_locked_before_it_is_looked_through(capture: Capture) -> Non
     assert (refused.returncode, "another process captures into" in refused.stderr) == (2, True), refused
 
 
-@pytest.mark.pg_majors(18)
+@pytest.mark.pg_majors(15, 18)
 def test_changes_that_a_missing_publication_leaves_out_end_a_capture(capture: Capture, target_db: Database) -> None:
-    """The publisher only warns. All of before is kept, and the same command does not go on behind the gap."""
+    """From 18 on the publisher only warns. All of before is kept, and the same command does not go on behind the gap.
+
+    Up to 17 it never goes on. The advice is about the capture, and drops nothing.
+    """
     capture.go_on()
     capture.source.execute("INSERT INTO evt VALUES (1, 'kept')")
     capture.go_on()
@@ -245,6 +310,7 @@ def test_changes_that_a_missing_publication_leaves_out_end_a_capture(capture: Ca
     for _ in range(2):
         refused = capture.run()
         assert (refused.returncode, "a publication was missing" in refused.stderr) == (2, True), refused
+        assert "it can be replayed; to capture more name another folder" in refused.stderr
     done = replay(capture.folder, target_db)
     assert done.returncode == 0, done.stdout + done.stderr
     assert target_db.rows("SELECT n FROM evt") == [(1,)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import pytest
 from tests.fixtures import warm
 from tests.fixtures.captures import replay, write_mixed
 from tests.fixtures.daemon import _environment as environment
+from tests.fixtures.streams import FOLLOW, LITTLE_MEMORY, MANY_ROWS, fill
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +38,40 @@ CREATE FUNCTION watch() RETURNS event_trigger LANGUAGE plpgsql SET search_path =
 END $$;
 CREATE EVENT TRIGGER watch ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION watch();
 ALTER EVENT TRIGGER watch ENABLE ALWAYS;
+"""
+#: Refuses to drop the table `evt`.
+_KEEPING = """
+CREATE FUNCTION parapply_replay.keep() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF EXISTS (SELECT FROM pg_event_trigger_dropped_objects() WHERE object_name = 'evt') THEN
+        RAISE 'evt is kept';
+    END IF;
+END $$;
+CREATE EVENT TRIGGER keep ON sql_drop EXECUTE FUNCTION parapply_replay.keep();
+ALTER EVENT TRIGGER keep ENABLE ALWAYS;
+"""
+#: Ends the command's own sessions, not the daemon's, with each row of the table `gone`.
+_ENDING = """
+CREATE FUNCTION parapply_replay.end() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+     WHERE application_name = (SELECT 'parapply replay ' || slot_name FROM parapply.slots);
+    RETURN NULL;
+END $$;
+CREATE FUNCTION parapply_replay.watch() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF to_regclass('public.gone') IS NOT NULL AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'ending') THEN
+        CREATE TRIGGER ending AFTER INSERT ON public.gone EXECUTE FUNCTION parapply_replay.end();
+        ALTER TABLE public.gone ENABLE ALWAYS TRIGGER ending;
+    END IF;
+END $$;
+CREATE EVENT TRIGGER watch ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION parapply_replay.watch();
+ALTER EVENT TRIGGER watch ENABLE ALWAYS;
+"""
+#: Makes the third run wait for a lock before it has its tables.
+_WAITING = """
+CREATE FUNCTION parapply_replay.wait() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF (SELECT count(*) = 2 FROM parapply_replay.runs WHERE is_done) THEN PERFORM pg_advisory_xact_lock(7); END IF;
+END $$;
+CREATE EVENT TRIGGER wait ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION parapply_replay.wait();
+ALTER EVENT TRIGGER wait ENABLE ALWAYS;
 """
 #: A value that is an option for work_mem unless it is quoted.
 _PATH = r"$libdir:/a b\c' -c work_mem=9MB"
@@ -69,11 +105,99 @@ def test_the_servers_settings_are_those_of_the_runs_sessions(capture: Capture, t
         "apply.workers=2 apply.max_batch_transactions=5 server.WORK_MEM=5MB",
         f"apply.workers=2 server.work_mem=7168 server.dynamic_library_path={_PATH}",
     ]
+    assert [run["lost_parts"] for run in shown["runs"]] == [1, 0]
     assert target_db.rows(f"{query} ORDER BY 1") == [("5MB", "$libdir"), ("7MB", _PATH)]
     assert target_db.rows("SELECT count(*) >= 80 FROM parapply_replay.seen") == [(True,)]
     assert target_db.rows("SELECT * FROM pg_db_role_setting") == []
     with target_db.connect() as conn:
         assert conn.execute("SHOW work_mem").fetchone() == ("4MB",)
+
+
+def test_the_time_of_a_part_that_was_not_written_down_is_missed(capture: Capture, target_db: Database) -> None:
+    """A kill is seen by the next command, which says so; the loss of a session during the run costs nothing."""
+    _write(capture, 20)
+    options = ("--run", "apply.workers=1 apply.max_batch_transactions=5")
+    killed = replay(capture.folder, target_db, *options, environ={"PARAPPLY_FAILPOINT": "committed:kill:3"})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = replay(capture.folder, target_db, *options)
+    assert (done.returncode, " and more" in done.stdout, "was killed, and took longer than" in done.stdout) == (
+        0, True, True,
+    ), done.stdout + done.stderr  # fmt: skip
+    target_db.execute(_ENDING)
+    whole = replay(capture.folder, target_db, *options, "--again", "--json")
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    ((run,),) = target_db.rows("SELECT result FROM parapply_replay.runs")
+    assert (run["is_done"], run.get("lost_parts")) == (True, 0)
+
+
+def test_a_result_is_of_all_settings_and_of_the_rows_of_before(capture: Capture, target_db: Database) -> None:
+    """Whatever a run depends on makes it another one, although its --run is the same; what it does not, does not.
+
+    No delay holds it back: the capture ends before that is over.
+    """
+    _write(capture, 5)
+    settings = [
+        ("--set", "apply.delay_s=100"), ("--set", "apply.max_batch_transactions=5"),
+        ("--set", "conflict.insert_exists=skip"), ("--set", "target.synchronous_commit=on"),
+        ("--copy-of", capture.source.dsn), ("--copy-of", capture.source.dsn_with(dbname="postgres")),
+    ]  # fmt: skip
+    for number, more in enumerate([*settings, (*settings[-1], "--set", "log.level=warning")], 1):
+        done = replay(capture.folder, target_db, "--run", "apply.workers=1", *more)
+        assert done.returncode == 0, done.stdout + done.stderr
+        n_done = min(number, len(settings))
+        assert target_db.rows("SELECT count(*) FROM parapply_replay.runs WHERE is_done") == [(n_done,)]
+
+
+def test_a_signal_between_two_runs_ends_the_command(capture: Capture, target_db: Database) -> None:
+    """The daemon of the first one has ended, and its handlers of signals with it."""
+    capture.go_on()
+    assert replay(capture.folder, target_db).returncode == 0
+    target_db.execute(_WAITING)
+    words = ["replay", str(capture.folder), "--target", target_db.dsn, "--run", "apply.workers=2", "--run",
+             "apply.workers=3"]  # fmt: skip
+    with target_db.session("SELECT pg_advisory_lock(7)") as waited_for:
+        waited_for.execute("SELECT pg_advisory_lock(7)")
+        output, errors = [os.open(os.devnull, os.O_WRONLY) for _ in range(2)]
+        process = warm.start(words, environment(None), (None, output, errors))
+        try:
+            target_db.wait_until("SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+    assert target_db.rows("SELECT settings ~ '^apply.workers=2' FROM parapply_replay.runs WHERE is_done") == [
+        (False,), (True,)
+    ]  # fmt: skip
+
+
+def test_a_transaction_that_never_finds_room_ends_a_run(capture: Capture, target_db: Database) -> None:
+    """No publisher can send it whole, so that going on would never end; with more room the replay is done."""
+    capture.go_on()
+    capture.source.execute(fill("evt", 1, MANY_ROWS).decode())
+    capture.go_on()
+    settings = {**FOLLOW, **LITTLE_MEMORY, "apply.workers": 1, "source.reconnect_min_s": 0.01}
+    options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    failed = replay(capture.folder, target_db, *options, "--set", f"apply.spill_limit_bytes={1 << 20}")
+    assert (failed.returncode, "set a larger apply.spill_limit_bytes" in " ".join(failed.stdout.split())) == (1, True)
+    assert replay(capture.folder, target_db, *options).returncode == 0
+    assert target_db.rows("SELECT count(*) FROM evt") == [(MANY_ROWS,)]
+
+
+def test_a_run_whose_tables_another_one_has_begun_to_drop_begins_again(capture: Capture, target_db: Database) -> None:
+    """Its state is gone and its tables are not: to go on would give rows without a key twice."""
+    capture.go_on()
+    capture.source.execute("INSERT INTO evt VALUES (1, 'first')")
+    _write(capture, 20)
+    killing = {"PARAPPLY_FAILPOINT": "committed:kill:3"}
+    options = ("--run", "apply.workers=1 apply.max_batch_transactions=5")
+    killed = replay(capture.folder, target_db, *options, environ=killing)
+    assert (killed.returncode, target_db.rows("SELECT count(*) FROM evt")) == (-signal.SIGKILL, [(1,)])
+    target_db.execute(_KEEPING)
+    other = replay(capture.folder, target_db, "--run", "apply.workers=2")
+    assert (other.returncode, "evt is kept" in other.stderr) == (4, True), other.stderr
+    target_db.execute("DROP EVENT TRIGGER keep")
+    done = replay(capture.folder, target_db, *options)
+    assert (done.returncode, target_db.rows("SELECT count(*) FROM evt")) == (0, [(1,)]), done.stdout + done.stderr
 
 
 _REFUSED = {

@@ -221,8 +221,25 @@ def test_a_file_server_that_refuses_at_the_close(
     assert 4 in lines_in(tmp_path)
 
 
+def test_records_of_a_file_that_was_removed_count_as_dropped(tmp_path: Path) -> None:
+    """Whoever removes the open file is seen by the number, and the next records go to another one."""
+    log = ApplyLog(tmp_path, 100, 3600)
+    log.append(line(1)[:20] + b"\n", 1)
+    next(tmp_path.iterdir()).unlink()
+    log.append(line(2), 1)
+    assert log.dropped == 2
+    log.append(line(3), 1)
+    log.close()
+    assert lines_in(tmp_path) == [3]
+
+
 def test_a_neighbours_file_ends_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closed since the directory was read, or of another role: left alone; what can be recovered is."""
+    """Closed since the directory was read, of another role, or no file: left alone; what can be recovered is."""
+    notes = tmp_path / "notes"
+    notes.write_bytes(b"kept")
+    (tmp_path / "apply-a-20261121T000000Z-1-0.jsonl.open").symlink_to(notes)
+    (tmp_path / "apply-b-20261121T000000Z-1-0.jsonl.open").mkdir()
+    os.mkfifo(tmp_path / "apply-c-20261121T000000Z-1-0.jsonl.open")
     for name in ("gone", "kept", "other"):
         (tmp_path / f"apply-{name}-20261121T000000Z-1-0.jsonl.open").write_bytes(line(1))
     open_file = os.open
@@ -236,6 +253,7 @@ def test_a_neighbours_file_ends_no_start(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "open", opened)
     assert [path.name.split("-")[1] for path in recover(tmp_path)] == ["kept"]
+    assert notes.read_bytes() == b"kept"
 
 
 def test_an_unusable_directory_is_a_configuration_error(tmp_path: Path) -> None:

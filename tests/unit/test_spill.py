@@ -87,6 +87,23 @@ def test_a_file_has_no_name_and_gives_its_room_back(spill: Spill, file: SpillFil
     assert spill.used_bytes == 0
 
 
+def test_no_file_is_left_by_an_opening_that_outlived_its_end(spill: Spill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that the disk kept waiting finds all closed: its file would stay as long as the process."""
+    opened: list[int] = []
+    real = os.dup
+
+    def dup(fd: int) -> int:
+        spill.close()
+        opened.append(real(fd))
+        return opened[0]
+
+    monkeypatch.setattr(os, "dup", dup)
+    with pytest.raises(SpillFailed, match="given up"):
+        spill.open(7)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
+
+
 def test_the_limit_holds_for_all_files_together(spill: Spill, file: SpillFile) -> None:
     """Beyond the limit a block is refused, with what to do; what was kept before stays."""
     other = spill.open(8)

@@ -21,6 +21,7 @@ import secrets
 import signal
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -37,8 +38,8 @@ from parapply.errors import CaptureRefused, ConfigError, SourceRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.printable import printable
 from parapply.source import history, refusals, slot
+from parapply.source.catch_up_stream import CatchUpStream
 from parapply.source.options import check_slot_name, start_options, start_replication_sql, streaming_of
-from parapply.source.stream import ReplicationStream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,16 +87,22 @@ async def capture(config: Config, options: CaptureOptions) -> None:
         source, name = config.source, _slot_name(options, found)
         conn = await slot.connect(source.login, application_name=f"parapply capture {name}")
         await stack.enter_async_context(conn)
-        facts = await slot.inspect(conn, name)
+        facts = await refusals.with_timeline(conn, await slot.inspect(conn, name), source.login)
         is_less = source.decoding_memory_bytes < facts.decoding_memory_bytes
         reader = await slot.connect(
             source.login, application_name=name, is_replication=True,
             decoding_memory_bytes=source.decoding_memory_bytes if is_less else 0,
         )  # fmt: skip
-        stack.push_async_callback(reader.close)
+        stream = CatchUpStream(reader, partial(slot.read_slot, conn, name))
+        stack.push_async_callback(stream.close)
+        await stream.check_same(facts)
+        await stream.claim(name)
         run = _Run(config, options, writer, conn, reader, key)
         open_xids = await (run.begin(name, facts) if found is None else run.go_on(found, facts))
-        await run.record(stack, name, open_xids)
+        try:
+            await run.record(stream, name, open_xids)
+        except SourceRefused as error:
+            raise run.cannot_go_on(error) from error
 
 
 def _slot_name(options: CaptureOptions, found: CaptureFound | None) -> str:
@@ -201,7 +208,7 @@ class _Run:
 
     async def go_on(self, found: CaptureFound, facts: slot.SourceFacts) -> list[int]:
         """Check that the slot can give all that comes behind the folder's last whole place, and cut the rest off."""
-        source = self._config.source
+        source, start = self._config.source, found.start
         if self._pgoutput(facts.server_version_num) != found.start.options:
             raise CaptureRefused(
                 f"{self._options.folder} was begun with other options of the stream",
@@ -211,8 +218,14 @@ class _Run:
         whole_lsn = found.places[found.last_between()].header.end_lsn
         # Killed before the position was noted: no other session has read the slot.
         if not whole_lsn and facts.slot is None:
+            if (facts.system_identifier, facts.database) != (start.system_identifier, start.database):
+                raise CaptureRefused(
+                    f"{self._options.folder} was begun in database {start.database!r} of cluster"
+                    f" {start.system_identifier}, and --source leads to another one",
+                    hint="correct --source, or name another folder",
+                )
             open_xids = self.writer.go_on(found)
-            await self._make_slot(found.start)
+            await self._make_slot(start)
             return open_xids
         if not whole_lsn and facts.slot is not None:
             whole_lsn = facts.slot.confirmed_flush_lsn or 0
@@ -224,13 +237,15 @@ class _Run:
             await refusals.check(self._conn, facts, source.login, found.start.slot, known, two_phase=source.two_phase)
             await self._check_history(found, whole_lsn)
         except SourceRefused as error:
-            raise CaptureRefused(
-                f"{self._options.folder} cannot go on, and is whole up to {format_lsn(known.low_lsn)}: {error}",
-                hint=_ANOTHER,
-            ) from error
+            raise self.cannot_go_on(error, known.low_lsn) from error
         open_xids = self.writer.go_on(found)
         self._note(whole_lsn)
         return open_xids
+
+    def cannot_go_on(self, error: SourceRefused, end_lsn: int = 0) -> CaptureRefused:
+        """Return a refusal of the publisher as one of this capture, with a hint that is about it."""
+        end = format_lsn(end_lsn or self.writer.end_lsn)
+        return CaptureRefused(f"{self._options.folder} cannot go on, and is whole up to {end}: {error}", hint=_ANOTHER)
 
     async def _check_history(self, found: CaptureFound, end_lsn: int) -> None:
         """Refuse a publisher that was put back to an older state, and has written since, where its slot is behind.
@@ -263,7 +278,7 @@ class _Run:
         )
         return dict(found)
 
-    async def record(self, stack: AsyncExitStack, name: str, open_xids: list[int]) -> None:
+    async def record(self, stream: CatchUpStream, name: str, open_xids: list[int]) -> None:
         """Read the stream until the end is asked for."""
         options = self._pgoutput(self._conn.info.server_version)
         recorder = Recorder(
@@ -274,10 +289,8 @@ class _Run:
         await recorder.begin(await oids_of(self._conn, tables), _now_us())
         if open_xids:
             recorder.resume(open_xids, _now_us())
-        stream = ReplicationStream(self._reader)
-        stack.push_async_callback(stream.close)
         start_lsn = self.writer.end_lsn
-        await stream.start(start_replication_sql(name, start_lsn, tuple(options.items())))
+        await stream.start(start_replication_sql(name, start_lsn, tuple(options.items())), start_lsn)
         click.echo(
             f"capturing slot {name} from {format_lsn(start_lsn)} into {printable(str(self._options.folder))}", err=True
         )
@@ -312,7 +325,7 @@ class _Run:
         self._reason = self._reason or reason
         self._stopped.set()
 
-    async def _follow(self, stream: ReplicationStream, recorder: Recorder) -> None:
+    async def _follow(self, stream: CatchUpStream, recorder: Recorder) -> None:
         readable = asyncio.Event()
         stream.resume_reading(readable.set)
         clock = asyncio.get_running_loop().time
@@ -354,7 +367,7 @@ class _Run:
             for one in waiting:
                 one.cancel()
 
-    def _sync(self, stream: ReplicationStream, recorder: Recorder, *, is_end: bool = False) -> None:
+    def _sync(self, stream: CatchUpStream, recorder: Recorder, *, is_end: bool = False) -> None:
         recorder.write(is_end=is_end)
         self._report(stream)
 
@@ -362,7 +375,7 @@ class _Run:
         if end_lsn > self.writer.end_lsn:
             self.writer.write(BlockKind.POSITION, b"", time_us=_now_us(), end_lsn=end_lsn)
 
-    def _report(self, stream: ReplicationStream) -> None:
+    def _report(self, stream: CatchUpStream) -> None:
         """Report what is synced; the publisher keeps everything behind it."""
         lsn = self.writer.end_lsn
         is_asking = self._options.until_lsn is not None and lsn < self._options.until_lsn

@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply import failpoints
@@ -240,7 +241,10 @@ class CaptureWriter:
         #: Announcements that hold, by OID, whole frames outside of any stream. Written by the caller.
         self.relations: dict[int, bytes] = {}
         try:
+            made = [one for one in (folder, *folder.parents) if not one.exists()]
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for one in made:
+                _sync_entry(one)
             self._folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise ConfigError(f"{folder}: cannot write there: {error.strerror}") from error
@@ -275,7 +279,7 @@ class CaptureWriter:
         place = found.places[last]
         for name in reversed([name for name in names(self._folder) if name > place.file]):
             (self._folder / name).unlink()
-            os.fsync(self._folder_fd)
+        os.fsync(self._folder_fd)
         with (self._folder / place.file).open("rb+") as file:
             file.truncate(place.end)
             os.fsync(file.fileno())
@@ -389,12 +393,23 @@ class CaptureWriter:
             failpoints.probe(failpoints.CAPTURE_WRITTEN)
             os.fsync(self._fd)
         except OSError as error:
+            # Whoever reads it now would find it whole, and the next sync would not fail again.
+            with suppress(OSError):
+                os.ftruncate(self._fd, self._file_bytes)
             raise _full(str(error.strerror)) from error
         failpoints.probe(failpoints.CAPTURE_SYNCED)
         self._file_bytes += len(data)
         self._all_bytes += len(data)
         self._number += 1
         self._end_lsn, self._is_between = header.end_lsn, header.is_between
+
+
+def _sync_entry(path: Path) -> None:
+    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _write_all(fd: int, data: bytes) -> None:

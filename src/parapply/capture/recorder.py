@@ -75,6 +75,10 @@ class Recorder:
         self._known: dict[int, CapturedTable] = {}
         self._types: dict[int, CapturedType] = {}
         self._frames: list[tuple[int, bytes]] = []
+        #: Announcements, whole frames outside of any stream, with the number of frames before them. They hold for a
+        #: file that begins later only once these are written. And the OIDs of all that came.
+        self._announced: list[tuple[int, int, bytes]] = []
+        self._oids: set[int] = set()
         self._bytes = 0
         #: Inside an ordinary or a prepared transaction, and inside a part of a streamed one.
         self._is_inside = False
@@ -147,6 +151,12 @@ class Recorder:
         ]
         self._writer.write_frames(groups, open_xids=open_xids, end_lsn=end_lsn, is_between=is_between)
         del self._frames[:n_frames]
+        written, self._announced = self._announced, []
+        for before, oid, frame in written:
+            if before < n_frames:
+                self._writer.relations[oid] = frame
+            else:
+                self._announced.append((before - n_frames, oid, frame))
         self._bytes = sum(len(frame) for _, frame in self._frames)
         self._safe = (0, (), end_lsn)
         return True
@@ -190,7 +200,7 @@ class Recorder:
         bare = frame[:_XID_AT] + frame[_BEHIND_XID:] if self._is_in_stream else frame
         known = self._known.get(relation.oid)
         # A table is announced again whenever something of it has changed, also an index.
-        if known is None or relation.oid in self._writer.relations or not _is_like(known, relation):
+        if known is None or relation.oid in self._oids or not _is_like(known, relation):
             types = {column.type_oid for column in relation.columns}
             found = await shapes(self._conn, [relation.oid], types)
             table = _announced(relation, next(iter(found.tables), None))
@@ -198,7 +208,9 @@ class Recorder:
                 self._write_shapes(msgspec.structs.replace(found, tables=(table,)), now_us)
         if self._redacted is not None:
             self._redacted.announce(_announced(relation, self._known[relation.oid]), self._types)
-        self._writer.relations[relation.oid] = bare[:1] + bytes(_KIND_AT - 1) + bare[_KIND_AT:]
+        self._oids.add(relation.oid)
+        bare = bare[:1] + bytes(_KIND_AT - 1) + bare[_KIND_AT:]
+        self._announced.append((len(self._frames), relation.oid, bare))
 
     def _write_shapes(self, found: Shapes, now_us: int) -> None:
         self._types |= {one.oid: one for one in found.types}

@@ -8,6 +8,7 @@ The apply log of a run gives its verdict, and predictions of other settings.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import secrets
 import shutil
@@ -15,11 +16,13 @@ import stat
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
+import psycopg
 from psycopg import sql
 
 from parapply import connect, logs
@@ -31,6 +34,8 @@ from parapply.capture.scratch import MARK, Scratch, left_out, shapes_of
 from parapply.capture.stream import CapturedStream, Read
 from parapply.config import DdlConfig, MetricsConfig, SequencesConfig
 from parapply.config_mapping import MappingConfig
+from parapply.config_values import Secret
+from parapply.driver import parameters_of
 from parapply.errors import CaptureRefused, ConfigError, ParapplyError, TargetRefused
 from parapply.model import Until
 from parapply.runtime.daemon import Host, Leader, calm_garbage_collector
@@ -101,9 +106,17 @@ class CapturedConnector(Connector):
         self._start_record = start
         self._read = read
         self._lateness = lateness
+        #: Ends of transactions that found no room in `apply.spill_dir`.
+        self._without_room: set[int] = set()
 
     def take_whole(self, end_lsn: int) -> None:
-        """Do nothing: the files hold each transaction in one way only."""
+        """Let it come once more, with fewer streams beside it; raise CaptureRefused if it has: files do not change."""
+        if end_lsn in self._without_room:
+            raise CaptureRefused(
+                "a streamed transaction finds no room on disk, over and over",
+                hint="make room in apply.spill_dir, or set a larger apply.spill_limit_bytes",
+            )
+        self._without_room.add(end_lsn)
 
     def _facts(self) -> slot.SourceFacts:
         start = self._start_record
@@ -206,6 +219,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     log: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] = ""  # name of the folder of its apply log
     sums: dict[str, tuple[int, str]] = {}  # rows and checksum, by table
     failure: str = ""
+    lost_parts: int = 0  # parts that ended without a word, so that their time and lateness are not known
 
 
 class Learnt(NamedTuple):
@@ -318,8 +332,10 @@ def _of_capture(config: Config, found: CaptureFound, *, has_rows: bool) -> Confi
         update: Any = _MISSING if conflict.update_missing == "error" else conflict.update_missing
         delete: Any = _MISSING if conflict.delete_missing == "error" else conflict.delete_missing
         conflict = replace(conflict, update_missing=update, delete_missing=delete)
+    # Nothing would be late enough, because the clock of a capture stands still at its end.
+    apply = replace(config.apply, delay_s=0.0)
     return replace(
-        config, source=source, conflict=conflict, ddl=DdlConfig(), mapping=MappingConfig(),
+        config, source=source, apply=apply, conflict=conflict, ddl=DdlConfig(), mapping=MappingConfig(),
         sequences=SequencesConfig(), metrics=MetricsConfig(),
     )  # fmt: skip
 
@@ -358,13 +374,12 @@ class _Replay:
         for run in [await self._checked(run) for run in runs]:
             if self.is_stopped:
                 break
-            async with await connect.open_target(run.config, "replay") as conn:
-                results.append(await self._one(run, self._scratch(conn, run.config), conn))
+            results.append(await self._one(run))
         return results
 
     async def known(self, runs: Sequence[_Group]) -> list[RunResult]:
         async with await connect.open_target(runs[0].config, "replay") as conn:
-            return [await self._load(conn, run.name) or RunResult(settings=run.name) for run in runs]
+            return [await self._load(conn, run) or RunResult(settings=run.name) for run in runs]
 
     def outcome(self, results: list[RunResult], learnt: Learnt | None) -> ReplayOutcome:
         done = [run for run in results if run.is_done]
@@ -380,26 +395,30 @@ class _Replay:
             return run
         async with await connect.open_target(run.config, "replay") as conn:
             await self._scratch(conn, run.config).mark()
-            before = await self._before(conn, run.name)
+            before = await self._before(conn, run)
             if before is not None and before.is_done:
                 return run
             return run._replace(config=await server_settings.for_sessions(conn, run.config, run.server))
 
-    async def _before(self, conn: settings.Connection, name: str) -> RunResult | None:
+    async def _before(self, conn: settings.Connection, run: _Group) -> RunResult | None:
         """Return the result of a run that goes on, or is done; None: it is to begin."""
-        found = None if self._options.is_again else await self._load(conn, name)
+        found = None if self._options.is_again else await self._load(conn, run)
         if found is None or self._options.log is None or (self._options.log / found.log).is_dir():
             return found
         # Nothing can be learnt from a run without its log.
         return None
 
-    async def _one(self, run: _Group, scratch: Scratch, conn: settings.Connection) -> RunResult:
-        await scratch.mark()
-        before = await self._before(conn, run.name)
-        if before is not None and before.is_done:
-            return before
-        if before is None:
-            before = await self._begin(run.name, scratch, conn)
+    async def _one(self, run: _Group) -> RunResult:
+        async with await connect.open_target(run.config, "replay") as conn:
+            scratch = self._scratch(conn, run.config)
+            await scratch.mark()
+            before = await self._before(conn, run)
+            if before is not None and before.is_done:
+                return before
+            if before is None:
+                before = await self._begin(run.name, scratch, conn)
+            # Nobody writes more if it is killed.
+            await self._keep(conn, run, msgspec.structs.replace(before, lost_parts=before.lost_parts + 1))
         own = self._options.log or run.config.applylog.directory
         log = (own or _folder_of_logs()) / before.log
         applylog = msgspec.structs.replace(run.config.applylog, directory=log)
@@ -409,30 +428,33 @@ class _Replay:
         failure = await self._run(config, lateness, scratch.tables)
         result = msgspec.structs.replace(
             before,
-            is_done=not self.is_stopped and not failure,
             seconds=round(before.seconds + time.monotonic() - began_s, 3),
             late=before.late.joined(lateness.result),
             failure=failure,
         )
-        if not self.is_stopped:
-            result = msgspec.structs.replace(result, limit=await self._limit(conn, config, log))
-        if result.is_done:
-            result = msgspec.structs.replace(result, sums=await scratch.sums())
-        await self._keep(conn, result)
-        if result.is_done and own is None:
+        # A session of before may have ended with the server.
+        async with await connect.open_target(run.config, "replay") as conn:
+            await self._keep(conn, run, result)
+            is_done = not self.is_stopped and not failure
+            if not self.is_stopped:
+                result = msgspec.structs.replace(result, limit=await self._limit(conn, config, log))
+            if is_done:
+                sums = await self._scratch(conn, run.config).sums()
+                result = msgspec.structs.replace(result, is_done=True, sums=sums)
+            await self._keep(conn, run, result)
+        if is_done and own is None:
             shutil.rmtree(log, ignore_errors=True)
         return result
 
     async def _begin(self, name: str, scratch: Scratch, conn: settings.Connection) -> RunResult:
-        await scratch.empty()
+        # In this order: without its state, but with some of its tables, none of them may go on.
         await self._forget_unfinished(conn)
+        await scratch.empty()
         await scratch.make()
         if self._options.copy_of is not None:
             async with await slot.connect(self._options.copy_of, application_name="parapply replay") as there:
                 await scratch.copy_from(there)
-        result = RunResult(settings=name, log=secrets.token_hex(8))
-        await self._keep(conn, result)
-        return result
+        return RunResult(settings=name, log=secrets.token_hex(8))
 
     async def _run(self, config: Config, lateness: Lateness, tables: Sequence[tuple[str, str]]) -> str:
         """Apply all that is not applied yet; return the error that ended it, empty if it was asked to, or is done."""
@@ -449,6 +471,8 @@ class _Replay:
             return error.line()
         finally:
             self.is_stopped = signals.is_stop
+            # Between two runs a signal ends the command, as before the first one.
+            signals.leave()
         return ""
 
     async def _limit(self, conn: settings.Connection, config: Config, log: Path) -> str:
@@ -463,29 +487,36 @@ class _Replay:
         limits = found[0][0] if found else None
         return f"Of its last minutes: {limits.get('words', '')}" if isinstance(limits, dict) else ""
 
-    async def _load(self, conn: settings.Connection, name: str) -> RunResult | None:
+    async def _load(self, conn: settings.Connection, run: _Group) -> RunResult | None:
         query = sql.SQL("SELECT result::text FROM {}.runs WHERE capture = $1 AND settings = $2").format(
             sql.Identifier(MARK)
         )
         with target_errors("reading the results"):
-            found = await rows(conn, query, [self._found.capture, self._key(name)])
+            found = await rows(conn, query, [self._found.capture, self._key(run)])
         return msgspec.json.decode(found[0][0], type=RunResult) if found else None
 
     async def _forget_unfinished(self, conn: settings.Connection) -> None:
-        """Forget runs that have not ended: their tables are gone."""
+        """Forget runs that have not ended: their tables will be gone."""
         with target_errors("writing the results"):
             await conn.execute(sql.SQL("DELETE FROM {}.runs WHERE NOT is_done").format(sql.Identifier(MARK)))
 
-    async def _keep(self, conn: settings.Connection, result: RunResult) -> None:
+    async def _keep(self, conn: settings.Connection, run: _Group, result: RunResult) -> None:
         query = sql.SQL(
             "INSERT INTO {}.runs (capture, settings, is_done, result) VALUES ($1, $2, $3, $4::jsonb)"
             " ON CONFLICT (capture, settings) DO UPDATE SET is_done = excluded.is_done, result = excluded.result"
         ).format(sql.Identifier(MARK))
         text = msgspec.json.encode(result).decode()
         with target_errors("writing the results"):
-            await rows(conn, query, [self._found.capture, self._key(result.settings), result.is_done, text])
+            await rows(conn, query, [self._found.capture, self._key(run), result.is_done, text])
 
-    def _key(self, name: str) -> str:
-        """Return what a result is of: the settings, the speed, and how far the capture went."""
-        has_rows = self._options.copy_of is not None
-        return f"{name} | speed {self._read.speed:g} | up to {self._read.until_lsn} | rows {has_rows}"
+    def _key(self, run: _Group) -> str:
+        """Return what a result is of: all settings, the speed, how far the capture went, and the rows of before."""
+        target = msgspec.structs.replace(run.config.target, dsn=Secret(""), password_command=None)
+        given: list[object] = [run.config.apply, run.config.conflict, target]
+        if self._options.copy_of is not None:
+            # Any other text is refused where the connection is opened.
+            with suppress(psycopg.ProgrammingError):
+                there = parameters_of(self._options.copy_of.dsn)
+                given.append([there.get(name) for name in ("host", "hostaddr", "port", "dbname")])
+        mark = hashlib.sha256(msgspec.json.encode(given, enc_hook=str, order="sorted")).hexdigest()[:16]
+        return f"{run.name} | speed {self._read.speed:g} | up to {self._read.until_lsn} | {mark}"

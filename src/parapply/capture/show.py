@@ -48,6 +48,7 @@ def _run(run: RunResult, late_after_s: float) -> dict[str, Any]:
         "settings": run.settings,
         "is_done": run.is_done,
         "seconds": run.seconds,
+        "lost_parts": run.lost_parts,
         **_late(run.late, late_after_s),
         "limit": run.limit or None,
         "failure": run.failure or None,
@@ -96,12 +97,13 @@ def _cells(one: dict[str, Any]) -> list[str]:
 
 
 def _row_of_run(run: RunResult, late_after_s: float) -> list[str]:
-    if not (run.is_done or run.failure or run.seconds):
+    if not (run.is_done or run.failure or run.seconds or run.lost_parts):
         return ["not run", "", "", "", "", ""]
     n_rows = sum(found[0] for found in run.sums.values())
     equal = f"{number(n_rows)} rows" if run.is_done else "stopped" if not run.failure else "failed"
     limit = run.failure or run.limit or ("too short to say" if run.is_done else "")
-    return [brief(run.seconds), *_cells(_run(run, late_after_s)), equal, limit]
+    took = brief(run.seconds) + (" and more" if run.lost_parts else "")
+    return [took, *_cells(_run(run, late_after_s)), equal, limit]
 
 
 def _row_of_forecast(forecast: Forecast, late_after_s: float) -> list[str]:
@@ -129,6 +131,11 @@ def show(outcome: ReplayOutcome, late_after_s: float, forecasts: Sequence[Foreca
     console.print(table)
     if outcome.learnt is not None:
         _show_learnt(outcome.learnt)
+    for run in outcome.runs:
+        if run.lost_parts and run.is_done:
+            click.echo(
+                f"{printable(run.settings)} was killed, and took longer than is known: --again measures all of it"
+            )
     for line in outcome.lines:
         click.echo(f"left out: {line}")
     if outcome.different:

@@ -41,6 +41,7 @@ _KIND_AT: Final = FRAME_HEADER_BYTES
 _BEGIN_LSN: Final = slice(FRAME_HEADER_BYTES + 1, FRAME_HEADER_BYTES + 9)
 _XID_AT: Final = FRAME_HEADER_BYTES + 1
 _BEHIND_XID: Final = FRAME_HEADER_BYTES + 5
+_OID: Final = slice(_XID_AT, _BEHIND_XID)  # of an announcement without xid
 #: Blocks whose frames came, also those that the capture made.
 WITH_FRAMES: Final = frozenset({BlockKind.FRAMES, BlockKind.RESUMED})
 
@@ -67,6 +68,8 @@ class After:
         #: one that is being sent, 0: none.
         self._announced: dict[int, list[bytes]] = {}
         self._xid = 0
+        #: The last announcement of each OID, in whichever transaction: for the publisher that one holds.
+        self._latest: dict[bytes, bytes] = {}
         #: End of the last transaction that was seen.
         self.end_lsn = lsn
 
@@ -77,11 +80,11 @@ class After:
             kind = frame[_KIND_AT : _KIND_AT + 1]
             if kind in _ENDS:
                 kept += self._end(kind, frame)
-            elif self._is_left_out:
-                kept += [frame] if kind == b"R" else []
             elif kind in _IN_STREAMS and not self._is_over:
                 self._note(kind, frame)
                 kept.append(frame)
+            elif self._is_left_out:
+                continue
             elif kind == b"B" and not self._is_over and int.from_bytes(frame[_BEGIN_LSN]) < self._lsn:
                 self._is_left_out = True
             else:
@@ -89,13 +92,17 @@ class After:
         return kept
 
     def _note(self, kind: bytes, frame: bytes) -> None:
-        """Note an announcement within a streamed transaction, without the xid that it has there."""
+        """Note an announcement, without the xid that it has within a streamed transaction."""
         if kind == b"S":
             self._xid = int.from_bytes(frame[_XID_AT:_BEHIND_XID])
         elif kind == b"E":
             self._xid = 0
         elif self._xid:
-            self._announced.setdefault(self._xid, []).append(frame[:_XID_AT] + frame[_BEHIND_XID:])
+            bare = frame[:_XID_AT] + frame[_BEHIND_XID:]
+            self._announced.setdefault(self._xid, []).append(bare)
+            self._latest[bare[_OID]] = bare
+        else:
+            self._latest[frame[_OID]] = frame
 
     def _end(self, kind: bytes, frame: bytes) -> list[bytes]:
         message = decode(frame[_KIND_AT:])
@@ -114,7 +121,8 @@ class After:
         self._is_left_out = kind == b"b"
         if isinstance(message, StreamCommit | StreamPrepare):
             aborted = abort_frame(message.xid, end_lsn, is_parallel=self._is_parallel)
-            return [aborted, *self._announced.pop(message.xid, [])]
+            announced = self._announced.pop(message.xid, [])
+            return [aborted, *[one for one in announced if self._latest[one[_OID]] is one]]
         return []
 
 

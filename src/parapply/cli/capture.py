@@ -244,7 +244,7 @@ def _forecasts(
     done = [Trial(change, learnt.log.parent / run.log) for change, run in tried if run.is_done]
     logged = predicted_of(learnt.log, [Change(), *changes] if learnt.is_part else changes, done)
     whole_s, start_s = learnt.run.seconds, 0.0
-    if learnt.is_part:
+    if learnt.is_part or learnt.run.lost_parts:
         whole_s = logged.seconds * learnt.arrivals.n_changes / max(1, logged.changes)
     elif logged.changes >= learnt.arrivals.n_changes:
         # The daemon's start and end take as long whatever the settings are.

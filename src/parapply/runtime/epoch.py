@@ -375,8 +375,9 @@ class Epoch:
             await end_tasks([tasks["sessions"]])
             await end_tasks([*tasks.values(), stopping])
             self._health.detach()
-            self._spill.close()
             self._conflict_handler.close()
+            # A thread that the disk keeps waiting holds a file's lock; the other slots of this process go on.
+            await asyncio.to_thread(self._spill.close)
 
     async def _report(self) -> None:
         """Say that this daemon serves, once a first report is sent; then keep both ends up to date."""

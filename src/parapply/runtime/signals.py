@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from parapply.tasks import log_tasks
 from parapply.terminal import is_hung_up
@@ -32,6 +32,7 @@ class Signals:
         self.end = asyncio.Event()
         self.abort = asyncio.Event()
         self.is_stop = False
+        self._before: dict[int, Any] = {}
 
     def listen(self, *, stopping: Callable[[], None], reload: Callable[[], bool]) -> None:
         """Handle signals from now on: SIGTERM and SIGINT drain, a second one aborts; SIGHUP, SIGUSR1.
@@ -54,10 +55,18 @@ class Signals:
                 self.end.set()
 
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop)
-        loop.add_signal_handler(signal.SIGHUP, hang_up)
-        loop.add_signal_handler(signal.SIGUSR1, log_tasks)
+        handlers = {
+            signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: hang_up, signal.SIGUSR1: log_tasks
+        }  # fmt: skip
+        self._before = {number: signal.getsignal(number) for number in handlers}
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+
+    def leave(self) -> None:
+        """Give signals back to those that handled them before."""
+        for number, handler in self._before.items():
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, handler)
 
     def stop(self) -> None:
         """Ask for the end of the daemon, the second time at once."""

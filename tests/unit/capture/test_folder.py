@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,7 +32,6 @@ from tests import build
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from parapply.capture.blocks import CapturedBlock
 
@@ -173,6 +175,36 @@ def test_a_capture_never_uses_more_room_than_allowed(tmp_path: Path) -> None:
         _written(tmp_path, CaptureLimits(700, 1 << 30), n_blocks=30)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 700
     assert look(tmp_path).torn is None
+
+
+def test_a_block_that_was_not_synced_is_not_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever goes on would find it whole in memory, sync it with success, and report it: the disk lacks it for ever.
+
+    The folder's own entry, and those of its files, are synced before anything in them counts.
+    """
+    synced: list[str] = []
+    real, fails = os.fsync, False
+
+    def fsync(fd: int) -> None:
+        if fails:
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    folder = tmp_path / "captures" / "day"
+    _written(folder)
+    assert {str(tmp_path), str(tmp_path / "captures"), str(folder)} <= set(synced)
+    before = look(folder)
+    writer = CaptureWriter(folder, _ROOM)
+    synced.clear()
+    writer.go_on(before)
+    assert str(folder) in synced
+    fails = True
+    with pytest.raises(CaptureFull, match="Input/output error"):
+        writer.write(BlockKind.POSITION, b"", time_us=9, end_lsn=900)
+    writer.close()
+    assert look(folder) == before
 
 
 def _streamed(xid: int, end_lsn: int, *, aborted: int = 0, more: Sequence[bytes] = ()) -> list[bytes]:

@@ -14,6 +14,7 @@ from parapply.capture.stream import After, CapturedStream, Read
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
 from parapply.wire.assembler import Assembler
 from parapply.wire.messages import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamCommit, StreamPrepare
+from tests import build
 from tests.fixtures.recorded import STREAMS, frames_of
 
 if TYPE_CHECKING:
@@ -64,6 +65,19 @@ def test_every_announcement_stays(name: str) -> None:
     *_, latest = _read(After(last, is_parallel=True).take([*frames, *more]))
     there = {one for one in latest.changes if isinstance(one, Relation)}
     assert {one.full_name for one in there} == {one.full_name for one in known}
+
+
+def test_an_older_announcement_never_comes_behind_a_later_one() -> None:
+    """A stream that is left out ends after another transaction has announced the table as it is since: that holds."""
+    older, later = [[build.ColumnSpec(name)] for name in ("a", "b")]
+    messages = [
+        build.stream_start(xid=700), build.relation(*older, xid=700), build.stream_stop(),
+        build.begin(final_lsn=1), build.relation(*later), build.commit(commit_lsn=1, end_lsn=2),
+        build.stream_commit(xid=700, end_lsn=3), build.begin(final_lsn=9), build.commit(commit_lsn=9, end_lsn=10),
+    ]  # fmt: skip
+    *_, last = _read(After(5, is_parallel=True).take([build.xlog_data(one) for one in messages]))
+    announced = [one for one in last.changes if isinstance(one, Relation)]
+    assert [column.name for column in announced[-1].columns] == ["b"]
 
 
 @pytest.mark.parametrize(("speed", "flush_lsn"), [(1.0, 10), (math.inf, 90)])

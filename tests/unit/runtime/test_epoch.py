@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 from parapply.applylog_schema import RowCounts
 from parapply.config import ApplyConfig
 from parapply.engine.job import SetJob
-from parapply.errors import SourceLost
+from parapply.errors import SourceLost, TargetLost
 from parapply.metrics.figures import Figures, TableFigures
 from parapply.metrics.table import OTHER_TABLES, TABLES_LIMIT
 from parapply.plan.batch import Batch
 from parapply.runtime.epoch import Epoch, _count, _piece_bytes
+from parapply.runtime.signals import Signals
 from parapply.target.state.slots import SlotState
 
 
@@ -63,6 +65,31 @@ async def test_the_reader_ends_before_its_connection_is_closed() -> None:
     )
     await Epoch._leave(epoch, SourceLost("gone"), {"reader": reader}, asyncio.Event())  # type: ignore[dict-item]
     assert was_done == [True]
+
+
+async def test_the_loop_goes_on_while_a_disk_keeps_files_from_being_closed() -> None:
+    """A thread that was given up in the middle of a write holds the lock of its file; other slots share the loop."""
+    loop, goes_on = asyncio.get_running_loop(), threading.Event()
+    seen: list[bool] = []
+
+    def close() -> None:
+        loop.call_soon_threadsafe(goes_on.set)
+        seen.append(goes_on.wait(5))
+
+    async def nothing(*_: object) -> None:
+        """Do nothing."""
+
+    async def lose() -> None:
+        raise TargetLost("gone")
+
+    epoch: Any = SimpleNamespace(
+        _refuse_past=nothing, _conflict_handler=SimpleNamespace(begin=nothing, close=bool), low_lsn=0,
+        _ends=SimpleNamespace(control=None), _parts={"sessions": lose}, _worker_tasks=SimpleNamespace(start=bool),
+        _health=SimpleNamespace(detach=bool), _spill=SimpleNamespace(close=close),
+    )  # fmt: skip
+    with pytest.raises(TargetLost):
+        await Epoch.serve(epoch, Signals())
+    assert seen == [True]
 
 
 @pytest.mark.parametrize("high_lsn", [7, 8])
