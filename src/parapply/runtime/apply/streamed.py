@@ -261,8 +261,6 @@ class StreamApply:
             stream.news.clear()
             await stream.news.wait()
         self._target.show(WorkerState.EXECUTING)
-        # A stall check that ran before the rollback may have asked for it.
-        job.must_yield = False
         end = stream.end
         assert end is not None, "it is applied at its end"
         await self._large(end).apply_kept(self._resolved(), end)
