@@ -146,6 +146,8 @@ class Applying:
         else:
             holder = Holder()
             self.foreign.append(holder)
+            if isinstance(worker.job, StreamJob) and not worker.job.stream.is_followed:
+                found += self.prepared.values()
             if found and self._draws.chance(0.5):
                 holder.held_by = found[self._draws.below(len(found))]
         if worker in chain(holder):
@@ -153,6 +155,10 @@ class Applying:
             raise Failed(is_again=True)  # the server sees such a circle
         worker.held_by = holder
         self.seen["foreign lock wait" if not isinstance(holder, Worker) and not holder.xid else "lock wait"] += 1
+
+    def free_foreign(self) -> list[Holder]:
+        """Return the foreign sessions that can end: none waits for a worker; the operator ends what waits for ever."""
+        return [one for one in self.foreign if one.held_by is None or one.held_by.xid]
 
     def rollbacks(self) -> list[int]:
         """Return the prepared transactions whose ROLLBACK PREPARED is in flight."""
@@ -402,7 +408,9 @@ class Applying:
             before = self._savepoint(worker)
             try:
                 yield from self._statements(worker, Work(None, None, transactions, is_first, not is_first))
-            except Failed:
+            except Failed as failure:
+                if worker.job and worker.job.must_yield:
+                    raise Violation("the daemon ends, because a transaction at its commit is to yield") from failure
                 self._go_back(worker, before)
                 is_first = False
                 continue
@@ -535,7 +543,6 @@ class Applying:
             stream.news = False
             yield For.NEWS
         self._show(worker, WorkerState.EXECUTING)
-        job.must_yield = False
         assert stream.end is not None
         for chunk in stream.chunks:
             self.flight.count_in(PIECE_BYTES)

@@ -331,7 +331,7 @@ class Schedule:
         return tuple([(one.answer, one.held_by, one.is_cancelled, one.job and one.job.must_yield) for one in workers])
 
     def _foreign_leaves(self) -> bool:
-        free = [one for one in self.applying.foreign if one.held_by is None]
+        free = self.applying.free_foreign()
         if not free:
             return False
         holder = free[0]

@@ -182,8 +182,7 @@ class RowSchedule(core.Schedule):
 
     def _foreign_leaves(self) -> bool:
         assert isinstance(self.applying, RowApplying)
-        free = [one for one in self.applying.foreign if one.held_by is None]
-        for holder in free[:1]:
+        for holder in self.applying.free_foreign()[:1]:
             self.applying.tables.release(holder)
         return super()._foreign_leaves()
 

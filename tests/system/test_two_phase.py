@@ -218,6 +218,33 @@ def test_a_stream_gives_way_to_what_is_prepared(pair: Pair) -> None:
     check_nothing_is_left(pair.target)
 
 
+def test_a_stream_at_its_end_waits_for_what_is_prepared(pair: Pair) -> None:
+    """It gives way once, and at its commit it waits, where only the target has the index in which the two meet."""
+    stream_early(pair.source)
+    pair.create(TABLES, TABLES + "CREATE UNIQUE INDEX ON t (v);")
+    daemon = pair.start(workers=4, settings={**TWO_PHASE, "apply.stream_start_bytes": 0})
+    daemon.wait_for_event("source_connected")
+    with foreign_transaction(pair.target, "INSERT INTO t VALUES (1, 'foreign')"), pair.source.connect() as stream:
+        for statement in ("BEGIN", "INSERT INTO t SELECT g, repeat('x', 200) || g FROM generate_series(1, 600) AS g",
+                          "INSERT INTO t VALUES (5000, 'same')"):  # fmt: skip
+            stream.execute(statement)
+        pair.target.wait_until(WORKER_IS_BLOCKED)
+        write_prepared(pair.source, "row", "INSERT INTO t VALUES (6000, 'same')")
+        pair.target.wait_until(f"SELECT ({N_PREPARED}) = 1")
+        stream.execute("COMMIT")
+        pair.target.wait_until("SELECT count(end_lsn) = 1 FROM parapply.workers WHERE state = 'executing'")
+    ((gid,),) = pair.target.rows("SELECT gid FROM parapply.prepared")
+    daemon.wait_for_event("stream_spilled")
+    waits = f"a lock held by prepared transaction {gid}"
+    pair.target.wait_until(f"SELECT '{waits}' = ANY (SELECT waits_for FROM parapply.workers)")
+    decide(pair.source, "row", "ROLLBACK")
+    daemon.wait_caught_up()
+    daemon.stop()
+    assert len(daemon.events_of("stall_broken")) == 1
+    pair.check_equal()
+    check_nothing_is_left(pair.target)
+
+
 @pytest.mark.in_turn("workers")
 @pytest.mark.parametrize("workers", [4, 1], ids=["followed", "spilled"])
 def test_023_twophase_stream(pair: Pair, workers: int) -> None:

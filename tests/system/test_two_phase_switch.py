@@ -25,6 +25,7 @@ from tests.fixtures.two_phase import (
     stream_early,
     write_prepared,
 )
+from tests.system.test_skip import stopped_at
 
 if TYPE_CHECKING:
     from tests.fixtures.daemon import RunCommand, StartDaemon
@@ -59,6 +60,38 @@ def test_t58_prepared_before_the_slot_had_two_phase(pair: Pair) -> None:
     daemon.stop()
     pair.check_equal()
     check_nothing_is_left(pair.target)
+
+
+def test_t58_conflicts_of_what_was_prepared_before(pair: Pair, run_command: RunCommand) -> None:
+    """T-58: each large one has its own end in the history, also at equal changes, and is skipped by it.
+
+    The publisher does not announce again what others have used since the daemon connected, be it left out here.
+    """
+    pair.create(TABLES)
+    pair.drain()
+    for n, gid in enumerate(("a", "b", "c")):
+        write_prepared(pair.source, gid, *rows_from(200_000 * n + 1, LARGE))
+    pair.drain()
+    pair.target.execute("INSERT INTO t SELECT 200000 * n + 5, 'local' FROM generate_series(0, 2) AS n")
+    settings = {**TWO_PHASE, **LARGE.settings, "mapping.schema_only": "public.evt"}
+    daemon = pair.start(settings={**settings, "conflict.insert_exists": "keep_local"})
+    pair.write("INSERT INTO evt VALUES (0, '')", "INSERT INTO t VALUES (0, '')")
+    decide(pair.source, "a", "COMMIT")
+    decide(pair.source, "b", "COMMIT")
+    daemon.wait_caught_up()
+    daemon.stop()
+    # Every record begins at a multiple of 8.
+    found = "SELECT change_no, count(DISTINCT remote_lsn), bool_and((remote_lsn - '0/0') % 8 = 0)"
+    assert pair.target.rows(f"{found} FROM parapply.conflicts GROUP BY 1") == [(5, 2, True)]
+    daemon = pair.start(settings=settings)
+    decide(pair.source, "c", "COMMIT")
+    lsn = stopped_at(pair, daemon)
+    assert run_command(pair.route, "skip", "--lsn", lsn).returncode == 0
+    skipping = pair.drain(settings=settings)
+    assert len(skipping.events_of("source_connected")) <= 2
+    assert pair.target.rows("SELECT outcome FROM parapply.skips") == [("skipped",)]
+    assert pair.target.rows("SELECT count(*) FROM t WHERE id > 400000") == [(1,)]
+    assert pair.target.rows("SELECT count(*) FROM evt") == [(0,)]
 
 
 def test_a_time_between_a_prepare_and_its_outcome(pair: Pair) -> None:

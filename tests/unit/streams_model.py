@@ -14,6 +14,7 @@ from parapply.conflict.skips import Skips
 from parapply.engine.flight import Flight
 from parapply.engine.job import StreamJob
 from parapply.engine.state import EngineState
+from parapply.errors import TargetRefused
 from parapply.plan.batch import Batch
 from parapply.plan.table import Plans
 from parapply.runtime.apply.large import LargeApply
@@ -136,6 +137,8 @@ class Target:
         """Start without a transaction."""
         self.changes: list[bytes | Relation] = []
         self._marks: list[int] = []
+        #: True if it refuses a change that is executed now: what follows learns that when it settles.
+        self.refuses = False
         self.current: Mapping[int, object] = {}
 
     async def begin(self) -> None:
@@ -144,7 +147,7 @@ class Target:
 
     async def rollback(self) -> None:
         """Forget all."""
-        self.changes, self._marks = [], []
+        self.changes, self._marks, self.refuses = [], [], False
 
     async def savepoint(self, depth: int) -> None:
         """Set a savepoint inside `depth` others."""
@@ -172,8 +175,13 @@ class Target:
 
     async def settle(self) -> None:
         """Nothing is under way."""
+        if self.refuses:
+            raise TargetRefused("a change")
 
-    stop = abandon = settle
+    async def abandon(self) -> None:
+        """Nothing is under way."""
+
+    stop = abandon
     done: tuple[object, ...] = ()
     has_commands = False
 
@@ -265,6 +273,10 @@ class Subscriber:
         """Make the worker roll back, if there is one."""
         if self._job is not None and self._job.stream.is_followed:
             give_way(self._job)
+
+    def refuse(self) -> None:
+        """Have the target refuse what the worker has executed, if there is one."""
+        self.target.refuses = self._job is not None and self._job.stream.is_followed
 
     async def end(self, event: Transaction) -> list[bytes | Relation]:
         """Let the transaction commit and return what was applied of it.

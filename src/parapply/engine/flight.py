@@ -377,7 +377,9 @@ class Flight:
 
         It then applies the transaction without its rolled back parts.
         """
-        if not isinstance(job, StreamJob) or job not in self._following or job.must_yield:
+        if not isinstance(job, StreamJob) or job not in self._following:
+            return None
+        if job.must_yield or not job.stream.is_followed:
             return None
         job.must_yield = True
         return [News(job)]

@@ -402,10 +402,8 @@ class DueTimes:
             transaction: a whole one, a piece or an event.
             source_time_us: the publisher's time, or a little less; None: not known yet.
         """
-        # A piece without an LSN belongs to a transaction in progress, which counts only when its end comes. The last
-        # piece also counts. If a transaction was prepared before the slot had two_phase, only that piece has the commit
-        # time.
-        if not transaction.commit_lsn or not (transaction.is_first or transaction.is_last):
+        # A piece without an LSN belongs to a transaction in progress, which counts only when its end comes.
+        if not transaction.commit_lsn or not transaction.is_first:
             return 0.0
         time_us = transaction.commit_time_us
         if self._until_time_us is not None and time_us > self._until_time_us:

@@ -51,6 +51,8 @@ cdef class Assembler:
     cdef Transaction _commit(self, bytes frame, Transaction current)
     @cython.locals(rest=Transaction)
     cdef Transaction _cut(self, Transaction current, list done)
+    @cython.locals(rest=Transaction)
+    cdef Transaction _cut_late(self, Transaction current, list done)
     @cython.locals(chunk=Transaction, bare=bytes)
     cdef object _streamed_change(self, bytes frame, list done)
     cdef object _note_xid(self, Transaction chunk, unsigned int xid)
@@ -68,3 +70,4 @@ cdef class Assembler:
     cdef Transaction _prepared(self, object message, bytes frame, Transaction current, list done)
     cdef object _committed_late(self, object message, bytes frame, Transaction current, list done)
     cdef object _committed_late_stream(self, object message, bytes frame, list done)
+    cdef object _end_late(self, object message, bytes frame, list done)

@@ -185,11 +185,23 @@ class Assembler:
         return current
 
     def _cut(self, current: Transaction, done: list[Transaction]) -> Transaction:
+        if self._is_late:
+            return self._cut_late(current, done)
         current.is_last = False
-        if self._begin_prepare is not None and not self._is_late:
+        if self._begin_prepare is not None:
             current.event = self._begin_prepare
         done.append(current)
         rest = Transaction(current.xid, current.commit_lsn, current.commit_time_us)
+        rest.is_first = False
+        return rest
+
+    def _cut_late(self, current: Transaction, done: list[Transaction]) -> Transaction:
+        """Let what has come leave like a chunk: where it commits is known only at its end."""
+        current.commit_lsn = current.commit_time_us = 0
+        current.is_first = True
+        current.event = Chunk(xid=current.xid, runs=((0, current.xid),), was_prepared=True)
+        done.append(current)
+        rest = Transaction(current.xid, 0, 0)
         rest.is_first = False
         return rest
 
@@ -331,9 +343,7 @@ class Assembler:
                 raise ProtocolError(kind, 0, "a transaction begins inside another")
             self._begin_prepare = message
             self._is_late = self._is_from_before(message.end_lsn)
-            # The commit LSN is not known yet. Use at least the start LSN, so that no piece looks already applied.
-            commit_lsn = max(message.prepare_lsn, self._start_lsn) if self._is_late else message.prepare_lsn
-            return self._begun(Transaction(message.xid, commit_lsn, message.prepare_time_us))
+            return self._begun(Transaction(message.xid, message.prepare_lsn, message.prepare_time_us))
         if isinstance(message, Prepare):
             return self._prepared(message, frame, current, done)
         if isinstance(message, CommitPrepared) and self._is_late and current is not None:
@@ -376,6 +386,11 @@ class Assembler:
         if message.xid != current.xid or self._begin_prepare is not None:
             raise ProtocolError("K", 1, "the commit does not match its begin")
         self._is_late = False
+        if not current.is_first:
+            if current.changes:
+                self._cut_late(current, done)
+            self._end_late(message, frame, done)
+            return
         current.commit_lsn, current.end_lsn = message.commit_lsn, message.end_lsn
         current.commit_time_us = message.commit_time_us
         current.send_time_us = _signed(frame, _SEND_TIME_AT)
@@ -387,6 +402,9 @@ class Assembler:
         late, self._late_stream = self._late_stream, None
         if late is None or not isinstance(message, CommitPrepared) or message.xid != late.xid:
             raise ProtocolError("K", 1, "the commit does not match its stream")
+        self._end_late(message, frame, done)
+
+    def _end_late(self, message: CommitPrepared, frame: bytes, done: list[Transaction]) -> None:
         commit = StreamCommit(
             xid=message.xid,
             commit_lsn=message.commit_lsn,

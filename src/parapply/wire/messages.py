@@ -240,3 +240,5 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     xid: int  # of the top-level transaction
     #: (index of the first change, xid it belongs to), in order; the first index is 0.
     runs: tuple[tuple[int, int], ...]
+    #: It was prepared before the slot had two_phase, and comes at once. It announces only what was not in force.
+    was_prepared: bool = False

@@ -87,13 +87,19 @@ class _Stream:
 
 
 def test_only_a_job_that_follows_gives_way() -> None:
-    """It is asked once, also before it has a number; a batch of sets has no end to wait for."""
+    """It is asked once, also before it has a number; a batch of sets has no end to wait for, nor has one at its end."""
     flight = Flight(EngineState(0, 0.0), max_followers=1)
     assert flight.give_way(_job(1)) is None
     job = StreamJob(Batch(0), {}, _Stream())
     flight.follow(job)
+    flight.ask(1)
     assert flight.give_way(job) == [News(job)]
     assert flight.give_way(job) is None
+    job.batch.seq = job.batch.end_lsn = 1
+    flight.submit(job, 0.0)
+    job.must_yield = job.stream.is_followed = False
+    assert flight.give_way(job) is None
+    assert flight.yield_to(_job(0), job) is None
 
 
 def test_a_parked_head_waits_for_its_repair() -> None:

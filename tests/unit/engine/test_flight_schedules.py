@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from parapply.engine.durability import Durability
 from parapply.engine.flight import CommitTurn, Flight, News, Turns
+from parapply.engine.job import StreamJob
 from parapply.engine.stalls import Stalls
 from parapply.engine.state import Watermark
 from parapply.plan import scheduler
@@ -129,6 +130,16 @@ def _answer_lost(patch: pytest.MonkeyPatch) -> None:
 
 def _give_way_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Flight, "give_way", lambda *_: None)
+
+
+def _asked_to_give_way_at_its_commit(patch: pytest.MonkeyPatch) -> None:
+    def give_way(flight: Flight, job: Job) -> list[Effect] | None:
+        if not isinstance(job, StreamJob) or job not in flight._following or job.must_yield:
+            return None
+        job.must_yield = True
+        return [News(job)]
+
+    patch.setattr(Flight, "give_way", give_way)
 
 
 def _watermark_too_high(patch: pytest.MonkeyPatch) -> None:
@@ -263,6 +274,7 @@ def _lease_ignored(patch: pytest.MonkeyPatch) -> None:
         _watermark_not_written,
         _answer_lost,
         _give_way_ignored,
+        _asked_to_give_way_at_its_commit,
         _watermark_too_high,
         _has_passed_too_early,
         _keys_of_a_parked_batch_lost,

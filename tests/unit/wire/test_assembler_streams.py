@@ -156,15 +156,18 @@ def test_what_was_prepared_before_the_start_is_committed_as_a_whole() -> None:
         _push(begun, prepared, build.begin(), start_lsn=0x80)
 
 
-def test_pieces_of_what_was_prepared_before_lie_behind_the_start() -> None:
-    """A large one is no piece of what an earlier run applied, wherever its PREPARE was (trap T-58)."""
+def test_pieces_of_what_was_prepared_before_have_no_place_until_their_end() -> None:
+    """A large one is in progress: with the PREPARE's place it would be behind or before the wrong ones (trap T-58)."""
     begun, prepared = build.begin_prepare(end_lsn=0x80), build.prepare(end_lsn=0x80)
     committed = build.commit_prepared(commit_lsn=0x200, end_lsn=0x230)
     rows = [build.insert(ROW)] * 3
     found = _push(begun, *rows, prepared, committed, start_lsn=0x100, piece_bytes=2 * OVERHEAD_BYTES)
-    assert [len(piece.changes) for piece in found] == [2, 1]
-    assert all(piece.commit_lsn >= 0x100 and piece.event is None for piece in found)
-    assert found[-1].end_lsn == 0x230
+    assert [len(piece.changes) for piece in found] == [2, 1, 0]
+    *pieces, end = found
+    assert [piece.event for piece in pieces] == [Chunk(xid=700, runs=((0, 700),), was_prepared=True)] * 2
+    assert all(not piece.commit_lsn and piece.is_first and piece.is_last for piece in pieces)
+    assert isinstance(end.event, StreamCommit)
+    assert (end.xid, end.commit_lsn, end.end_lsn, end.event.was_prepared) == (700, 0x200, 0x230, True)
 
 
 def test_a_stream_that_was_prepared_before_is_committed() -> None:

@@ -198,8 +198,7 @@ class StallCheck:
                 await self._tell_blocked(holder, blocked, pids, gids)
             if self._is_to_skip(job):
                 await self._cancel(holder, job)
-        await self._end_rolled_back(gids)
-        await self._leave_to_prepared(holder, job, gids)
+        await self._leave_to_prepared(holder, job, await self._end_rolled_back(gids))
         for pid in found:
             blocker = own.get(pid)
             if blocker is not None and blocker is not holder and self._stalls.may_break(job, blocker):
@@ -228,8 +227,8 @@ class StallCheck:
                     job.is_unwanted = True
                     self._log.warning("batch_cancelled", worker=worker.number, seq=job.batch.seq)
 
-    async def _end_rolled_back(self, gids: Sequence[str]) -> None:
-        """Roll back the prepared transactions whose ROLLBACK PREPARED waits for its turn.
+    async def _end_rolled_back(self, gids: Sequence[str]) -> list[str]:
+        """Roll back the prepared transactions whose ROLLBACK PREPARED waits for its turn; return the other ones.
 
         When its turn comes it finds nothing to do. If the process dies before, it is received again, with the same
         result.
@@ -239,6 +238,7 @@ class StallCheck:
             async with self._control_pool.session() as conn:
                 await prepared.roll_back(conn, ended)
             self._log.warning("rolled_back_early", gid=ended)
+        return [gid for gid in gids if gid not in ended]
 
     async def _leave_to_prepared(self, worker: Worker, job: Job, gids: Sequence[str]) -> None:
         """Have a worker that follows a transaction leave rows that a prepared transaction of the same stream holds.

@@ -125,6 +125,9 @@ class StreamApply:
         except StatementFailed as failure:
             await pieces.stop()
             raise _GiveWay(_IN_THE_WAY if self._job.must_yield else _because(failure)) from failure
+        except TargetRefused as error:
+            await pieces.stop()
+            raise _GiveWay(f"refused: {error}") from error
         except _GiveWay:
             await pieces.stop()
             raise
@@ -219,12 +222,9 @@ class StreamApply:
             raise _GiveWay("TRUNCATE would lock the table until the commit")
         if any(relation.lacks for relation in piece.relations):
             raise _GiveWay("a column to leave out may have another name, which is looked up at the commit")
-        try:
-            await self._tables.resolve_streamed(piece.relations)
-            self._check_not_serial(piece, pieces)
-            planned = await pieces.plan(piece)
-        except TargetRefused as error:
-            raise _GiveWay(f"refused: {error}") from error
+        await self._tables.resolve_streamed(piece.relations)
+        self._check_not_serial(piece, pieces)
+        planned = await pieces.plan(piece)
         await self._wait_until(lambda: self._pool.flight.has_passed(self._after_seq))
         # Counted only now: while many followers wait, reading must continue.
         self._pool.flight.count_in(piece.size_bytes)
@@ -261,8 +261,6 @@ class StreamApply:
             stream.news.clear()
             await stream.news.wait()
         self._target.show(WorkerState.EXECUTING)
-        # A stall check that ran before the rollback may have asked for it.
-        job.must_yield = False
         end = stream.end
         assert end is not None, "it is applied at its end"
         await self._large(end).apply_kept(self._resolved(), end)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from parapply.engine.flight import CommitTurn
 from parapply.engine.job import LargeJob, OutcomeJob, SetJob, StreamJob
-from parapply.errors import StatementFailed, TargetRefused
+from parapply.errors import StatementFailed, TargetLost, TargetRefused
 from parapply.plan.downgrade import Level
 from parapply.runtime.apply.failure import FailureClass, classify
 from parapply.runtime.apply.large import LargeApply
@@ -82,7 +82,13 @@ class Worker:
             self._target.show(WorkerState.EXECUTING)
             job.times.started_s = self.since_s
             job.worker = self.number
-            is_committed = await self._apply(job)
+            try:
+                is_committed = await self._apply(job)
+            except StatementFailed as failure:
+                if classify(failure) is not FailureClass.AGAIN:
+                    raise
+                # A request to cancel what ran before has come late, and hit a statement with no other attempt.
+                raise TargetLost(f"target: a statement was interrupted: {failure.sqlstate}") from failure
             self.job = None
             if is_committed:
                 self.batches += 1

@@ -107,7 +107,7 @@ class SpecialTransactions:
         follower = self._pool.flight.follower_of(stream)
         if follower is not None and self._admission.starts.is_apart(stream.relations, self._batcher.received_lsn):
             give_way(follower)
-        if not self._streams.is_worth_a_worker(stream) or not self._pool.flight.may_follow:
+        if chunk.was_prepared or not self._streams.is_worth_a_worker(stream) or not self._pool.flight.may_follow:
             return
         # Its commit lies after all that has come; what may have to be left out of it is not applied before that.
         if not self._admission.starts.is_apart(stream.relations, self._batcher.received_lsn):
@@ -133,8 +133,10 @@ class SpecialTransactions:
             await self.commands.before(stream.relations)
         else:
             await self._admission.announce(in_force)
-        if not is_done and self._admission.starts.is_apart(stream.relations, event.commit_lsn):
-            if (follower := self._pool.flight.follower_of(stream)) is not None:
+        if not is_done:
+            # Of what was prepared before the slot had two_phase, also relations in force that it does not announce.
+            follower = self._pool.flight.follower_of(stream)
+            if follower is not None and self._admission.starts.is_apart(stream.relations, event.commit_lsn):
                 # Its locks would hold up the copy that it waits for.
                 give_way(follower)
             stream.kept = await self._admission.kept_of(stream.relations, event.commit_lsn)

@@ -63,6 +63,8 @@ async def _random_transaction(directory: Path, chooser: random.Random) -> None:
             await subscriber.settle()
         if chooser.random() < 0.005:
             subscriber.yield_to_others()
+        if chooser.random() < 0.005:
+            subscriber.refuse()
     if chooser.random() < 0.1:
         await subscriber.close()
     else:
