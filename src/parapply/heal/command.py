@@ -134,6 +134,8 @@ async def heal(config: Config, options: HealOptions) -> int:
                 hint="`parapply run` applies it; `parapply verify` compares rows, and `parapply refresh --table` copies"
                 " a table again",
             )
+        if run.found.awaited:
+            raise run.found.awaited
         click.echo(printable(str(run.lost)))
         if (kept := run.found.kept) and not options.follows_unpublished:
             refused = SourceRefused(
@@ -186,7 +188,8 @@ async def begin(
     except SlotLost as error:
         lost = error
     kept = await _kept_rows(ends.source, config.source.publications)
-    return HealRun(config, options, ends, voice, SlotFound(found.slot_id, facts, known, lost, unproved, kept))
+    awaited = await refusals.awaited(ends.source, config.source)
+    return HealRun(config, options, ends, voice, SlotFound(found.slot_id, facts, known, lost, unproved, kept, awaited))
 
 
 async def _kept_rows(source: slot.Connection, publications: Sequence[str]) -> str:
@@ -213,6 +216,7 @@ class SlotFound(NamedTuple):
     lost: SlotLost | None  # why it is; None: it gives all that the target lacks
     unproved: str = ""  # why that is not proved of a publisher that may have been put back
     kept: str = ""  # tables whose rows the target keeps on purpose
+    awaited: SourceRefused | None = None  # commits wait for the slot's daemon
 
 
 class HealRun:
