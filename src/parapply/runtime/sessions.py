@@ -80,6 +80,7 @@ class Sessions(msgspec.Struct, frozen=True):
     whole_until_lsn: int  # streaming is wanted, and off until all up to here is applied; 0 if it is not off for that
     large_ends: dict[int, int]  # for `Skips`; outlives the epoch
     prepared: dict[int, tuple[str, int]]  # prepared on the target, as `prepared.pending` gives them
+    proved_lsns: frozenset[int]  # as `prepared.proved_lsns`
     copies: copies.Copies
     awaits_two_phase: bool  # it is wanted, and begins with the next epoch once every table is copied
     most_places: int  # of a batch, in the target's table of locks
@@ -161,7 +162,7 @@ class Connector:
             may_change_role = await self._may_change_role(control)
             connecting = begin(self._connect_stream(stack, source, first_look))
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
-            pending = await self._prepared(control, slot_id)
+            pending, proved_lsns = await self._prepared(control, slot_id)
             known = await copies.load(control, self._config.target.state_schema, slot_id)
             taken = await sharing.claim(source, control, self._config, slot_id, is_daemon=True)
             self._own_pids = [control.info.backend_pid]
@@ -212,7 +213,7 @@ class Connector:
             control, source, source_facts, stream, self._asking(source, stream), sessions, opener, control_pool, ahead,
             found,
             streaming=streaming, whole_until_lsn=self._whole_until_lsn, large_ends=self._large_ends,
-            prepared=pending, copies=known, most_places=self._most_places(server.lock_places),
+            prepared=pending, proved_lsns=proved_lsns, copies=known, most_places=self._most_places(server.lock_places),
             awaits_two_phase=self._config.source.two_phase and not two_phase, tracks_commits=server.tracks_commits,
             published=published, taken=taken, names=names, may_change_role=may_change_role,
         )  # fmt: skip
@@ -368,14 +369,21 @@ class Connector:
             self._log.warning("failover_unprotected", slot=name, reason=why)
         return facts, found, await slot.check_publications(source, config.source.publications)
 
-    async def _prepared(self, control: settings.Connection, slot_id: int) -> dict[int, tuple[str, int]]:
-        """Return the transactions prepared on the target; refuse if they cannot go on, or could not begin."""
+    async def _prepared(
+        self, control: settings.Connection, slot_id: int
+    ) -> tuple[dict[int, tuple[str, int]], frozenset[int]]:
+        """Return the transactions prepared on the target, and the ends of those that are committed without a record.
+
+        Refuse if they cannot go on, or could not begin.
+        """
         is_two_phase = self._config.source.two_phase
         if is_two_phase:
             await prepared.check_possible(control)
-        pending = await prepared.pending(control, self._config.target.state_schema, slot_id)
-        prepared.check_ending(pending, two_phase=is_two_phase)
-        return pending
+        schema = self._config.target.state_schema
+        pending = await prepared.pending(control, schema, slot_id)
+        proved_lsns = await prepared.proved_lsns(control, schema, slot_id)
+        prepared.check_ending([*pending, *proved_lsns], two_phase=is_two_phase)
+        return pending, proved_lsns
 
     async def _end_own(self, control: settings.Connection) -> None:
         """End the sessions that this very process left on the other side of a broken network (F16).
