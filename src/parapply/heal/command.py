@@ -57,7 +57,7 @@ from parapply.heal.compare import HealPlan, TableComparison, before_tables
 from parapply.heal.repair import check_temporary, repair
 from parapply.model import format_lsn
 from parapply.printable import printable
-from parapply.source import ddl_queue, late_tables, refusals, slot
+from parapply.source import ddl_queue, failover, late_tables, refusals, slot
 from parapply.target.catalogue.facts import look_for_foreign_code
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.state import commands, copies, cutovers, heals
@@ -438,6 +438,10 @@ class HealRun:
             await slot.drop_slot(self._source, self._name)
         start_lsn = await slot.copy_slot(self._source, snapshot.slot_name, self._name)
         assert start_lsn == snapshot.lsn, "a copy of a slot begins where that one does"
+        if facts.slot is not None and facts.slot.is_failover:
+            # A copy is none, and where no setting asks for one, it was made by hand.
+            source = msgspec.structs.replace(self._config.source, failover="auto")
+            await failover.ensure(source, await slot.inspect(self._source, self._name))
         failpoints.probe(failpoints.HEAL_SLOT)
 
     async def _rename(self, tables: _Tables) -> None:
