@@ -198,9 +198,9 @@ def test_no_command_waits_for_commits_that_wait_for_it(
         healing = start_daemon(route, settings={"source.on_lost_slot": "heal"})
         assert healing.exit_code() == 3
         assert "The daemon does not heal it: source: synchronous_standby_names" in healing.failure
-        for name, options in (("other", ["--copy", "--truncate"]), ("third", [])):
+        for name, command in (("other", "init --copy --truncate"), ("third", "init"), ("fourth", "seed --prepare")):
             _name_standby(publisher, name)
-            done = run_command(replace(route, slot=name), "init", *options)
+            done = run_command(replace(route, slot=name), command)
             assert (done.returncode, refused in done.stderr, committing.done()) == (3, True, False), done
         ended.set()
         _name_standby(publisher, "")
