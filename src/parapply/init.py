@@ -146,6 +146,8 @@ async def _begin(config: Config, ends: connect.Connections, facts: slot.SourceFa
         click.echo(f"target: state schema {schema!r}: fine")
         if facts.slot is None:
             # The slot first: if this ends in between, the next init adopts it. State first would name a lost slot.
+            if error := await refusals.awaited(ends.source, config.source):
+                raise error
             snapshots.tell_what_is_awaited(ends.source)
             await slot.create_slot(ends.source, name, two_phase=config.source.two_phase)
         # One transaction: a late refusal drops the slot, and must leave no state of it.

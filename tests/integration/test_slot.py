@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.fixtures.servers import OwnServers
 
 T = TypeVar("T")
+_EPOCH = 2**32
 
 
 def on_source(dsn: str, work: Callable[[slot.Connection], Awaitable[T]]) -> T:
@@ -314,3 +315,14 @@ def test_a_recreated_slot_is_a_gap(source_db: Database) -> None:
     known = known_at(facts, start_lsn)
     with pytest.raises(SourceRefused, match="made again"):
         on_source(source_db.dsn, lambda conn: _verified(conn, Login(source_db.dsn), name, known))
+
+
+def test_the_epoch_of_a_transaction_id(source_db: Database) -> None:
+    """An id of 32 bits is the one within 2^31 of another, also where the epoch changes between the two."""
+    nears = [1000, 2**31 - 1, 2**31, _EPOCH - 1, _EPOCH, _EPOCH + 1, 2**40 + 7]
+    wanted = [(near, near + far) for near in nears for far in (1 - 2**31, -999, -1, 0, 1, 2**31 - 1) if near + far > 0]
+    found = source_db.rows(
+        "SELECT array_agg((" + slot.FULL_XID_SQL.replace("$1", "xid") + ")) FROM (VALUES "
+        + ", ".join([f"({near}::bigint, {xid % _EPOCH}::bigint)" for near, xid in wanted]) + ") AS v (near, xid)"
+    )  # fmt: skip
+    assert found == [([xid for _, xid in wanted],)]

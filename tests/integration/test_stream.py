@@ -130,3 +130,17 @@ async def until(stream: ReplicationStream, is_done: Callable[[], bool]) -> None:
             readable.clear()
             stream.drain(1 << 17)
     stream.pause_reading()
+
+
+@pytest.mark.pg_majors(15, 17)
+@BOTH
+async def test_a_publication_that_was_missing_ends_the_stream_for_good(source_db: Database, past_libpq: bool) -> None:  # noqa: FBT001
+    """Up to 17 no slot can give changes of a time without the publication: a reader that tries again never gets on."""
+    name = source_db.dbname
+    prepared(source_db, name)
+    source_db.execute("DROP PUBLICATION p")
+    source_db.execute("INSERT INTO t VALUES (1)")
+    source_db.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    with pytest.raises(SourceRefused, match="a time when a publication was missing"):
+        async with streaming(source_db, name, past_libpq=past_libpq) as stream:
+            await transactions(stream, 1)

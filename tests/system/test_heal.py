@@ -12,7 +12,7 @@ import pytest
 from parapply import failpoints
 from tests.fixtures.databases import create_database
 from tests.fixtures.fan import make_slot
-from tests.fixtures.plain import FAST, check_equal, commit_each, plain_route
+from tests.fixtures.plain import FAST, check_equal, commit_each, plain_route, wait_until_unread
 from tests.fixtures.route import Route
 from tests.fixtures.table_rows import contents
 from tests.fixtures.two_phase import N_PREPARED, TABLES, TWO_PHASE, write_prepared
@@ -374,7 +374,7 @@ def test_f34_prepared_transactions_of_a_lost_slot_are_rolled_back(
 def test_f11_an_invalidated_slot_is_healed(
     own_servers: OwnServers, target_db: Database, start_daemon: StartDaemon, run_command: RunCommand
 ) -> None:
-    """A slot whose WAL the publisher has removed is dropped and replaced."""
+    """A slot whose WAL the publisher has removed is dropped and replaced; the new one is a failover slot if it was."""
     server = own_servers("publisher", settings={"max_slot_wal_keep_size": "1MB"})
     source = create_database(server, "source")
     made = plain_route(source, target_db, make_slot)
@@ -382,6 +382,11 @@ def test_f11_an_invalidated_slot_is_healed(
     commit_each(source, 1, 5)
     daemon.wait_caught_up()
     daemon.stop()
+    wait_until_unread(made)
+    assert run_command(made, "init", "--set", "source.failover=auto").returncode == 0
+    # Servers before 17 have none.
+    is_failover = f"SELECT to_jsonb(s) ->> 'failover' FROM pg_replication_slots AS s WHERE slot_name = '{made.slot}'"
+    was_failover = source.rows(is_failover)
     for number in range(6, 10):
         commit_each(source, number, number)
         source.execute("SELECT pg_switch_wal()")
@@ -390,6 +395,7 @@ def test_f11_an_invalidated_slot_is_healed(
     done = run_command(made, "heal")
     assert done.returncode == 0, done.stderr
     assert "was invalidated by the publisher" in done.stdout
+    assert source.rows(is_failover) == was_failover
     daemon = start_daemon(made)
     commit_each(source, 10, 12)
     daemon.wait_caught_up()

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
 from tests.fixtures.databases import create_database
-from tests.fixtures.plain import commit_each, foreign_transaction, plain_route
+from tests.fixtures.plain import commit_each, drop_slot, foreign_transaction, plain_route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from parapply.demo.server import PgServer
-    from tests.fixtures.daemon import Daemon, StartDaemon
+    from tests.fixtures.daemon import Daemon, RunCommand, StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.route import Route
     from tests.fixtures.servers import ServerPool
@@ -156,3 +160,50 @@ def test_what_a_commit_waits_for_survives_a_crash(standby: _Standby, lazy_target
             assert set(wanted) <= present
             waiting.result(timeout=60)
             assert route.target.rows(f"SELECT id FROM item WHERE id = {wanted[-1] + 1}")
+
+
+def test_no_command_waits_for_commits_that_wait_for_it(
+    standby: _Standby, publisher: PgServer, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """A slot waits for commits that wait for the daemon. A command that the daemon waits for, or is away for, refuses.
+
+    So do copies, a verify that got no snapshot, a cut-over before its fence, and a heal, by hand and by the daemon.
+    """
+    refused = "synchronous_standby_names has commits wait for the daemon"
+    ended = threading.Event()
+
+    def commit_on(database: Database) -> None:
+        with database.connect() as session:
+            while not ended.is_set():
+                session.execute("UPDATE item SET v = v + 1 WHERE id = 1")
+
+    with ThreadPoolExecutor() as threads, standby() as (route, daemon), ExitStack() as at_end:
+        at_end.callback(ended.set)
+        committing = threads.submit(commit_on, route.source)
+        for command in ("refresh --table public.item --truncate", "verify --max-pause 1"):
+            done = run_command(route, command)
+            assert (done.returncode, refused in done.stderr, committing.done()) == (3, True, False), done
+        path = tmp_path / "back.toml"
+        path.write_text(
+            f"[source]\ndsn = {json.dumps(route.target.dsn)}\nslot = 'back'\npublications = ['back']\n"
+            f"[target]\ndsn = {json.dumps(route.source.target_role_dsn)}\n"
+        )
+        done = run_command(route, "cutover --verify none", "--reverse", str(path))
+        assert (done.returncode != 0, refused in done.stderr, "fencing" in done.stdout) == (True, True, False), done
+        # It waits until the name is gone.
+        daemon.kill()
+        drop_slot(route)
+        done = run_command(route, "heal")
+        assert (done.returncode, refused in done.stderr) == (3, True), done
+        healing = start_daemon(route, settings={"source.on_lost_slot": "heal"})
+        assert healing.exit_code() == 3
+        assert "The daemon does not heal it: source: synchronous_standby_names" in healing.failure
+        for name, command in (("other", "init --copy --truncate"), ("third", "init"), ("fourth", "seed --prepare")):
+            _name_standby(publisher, name)
+            done = run_command(replace(route, slot=name), command)
+            assert (done.returncode, refused in done.stderr, committing.done()) == (3, True, False), done
+        ended.set()
+        _name_standby(publisher, "")
+        committing.result(timeout=30)
+        done = run_command(route, "heal")
+        assert done.returncode == 0, done

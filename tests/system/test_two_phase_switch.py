@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
+from parapply import failpoints
 from tests.fixtures.databases import create_database
 from tests.fixtures.fan import make_slot
 from tests.fixtures.pair import Pair, pair
 from tests.fixtures.plain import wait_until_unread
 from tests.fixtures.two_phase import (
+    FOLLOWED,
     LARGE,
     STREAMED_SMALL,
     TABLES,
@@ -112,7 +115,9 @@ def test_a_time_between_a_prepare_and_its_outcome(pair: Pair) -> None:
         pair.source.execute("INSERT INTO evt VALUES (0, 'later')")
         daemon = pair.start("--until", time, settings={**TWO_PHASE, **LARGE.settings})
         assert daemon.exit_code() == 0, daemon.log_tail()
-        assert n_prepared(pair.target) == (gid == "undone")
+        # The PREPARE waits for its outcome, though nothing is prepared: the publisher has rolled it back by now.
+        assert pair.target.rows("SELECT count(*) FROM parapply.undecided") == [(int(gid == "undone"),)]
+        assert n_prepared(pair.target) == 0
     assert pair.target.rows("SELECT count(*) FROM t") == [(0,)]
     daemon = pair.start(settings={**TWO_PHASE, **LARGE.settings})
     daemon.wait_caught_up()
@@ -229,6 +234,39 @@ def test_two_phase_is_not_switched_off_with_something_prepared(pair: Pair, start
     daemon.stop()
     pair.check_equal()
     check_nothing_is_left(pair.target)
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_a_slot_from_before_two_phase_sends_again_what_is_committed(pair: Pair) -> None:
+    """A promoted standby may have the slot as it was then: it sends as new what was committed here without a record.
+
+    A daemon without two_phase, which would apply it, is refused until it is recorded.
+    """
+    stream_early(pair.source)
+    pair.create(TABLES)
+    name = pair.route.slot
+    pair.source.execute(f"SELECT pg_copy_logical_replication_slot('{name}', '{name}_kept')")
+    for n, shape in enumerate((WHOLE, LARGE, FOLLOWED)):
+        settings = {**TWO_PHASE, **shape.settings}
+        environ = {"PARAPPLY_FAILPOINT": f"{failpoints.DECIDED}:kill"}
+        daemon = pair.start_only(settings=settings, environ=environ)
+        write_prepared(pair.source, "a", *rows_from(10_000 * n, shape))
+        pair.write(f"INSERT INTO evt VALUES ({n}, 'behind')")
+        daemon.wait_caught_up()
+        decide(pair.source, "a", "COMMIT")
+        assert daemon.exit_code() == -signal.SIGKILL
+        assert n_prepared(pair.target) == 0
+        wait_until_unread(pair.route)
+        pair.source.execute(f"SELECT pg_drop_replication_slot('{name}')")
+        pair.source.execute(f"SELECT pg_copy_logical_replication_slot('{name}_kept', '{name}')")
+        says = "1 transactions are prepared on the target, but source.two_phase is off"
+        pair.check_stopped(pair.start_only(), code=4, says=says)
+        daemon = pair.start(settings=settings)
+        daemon.wait_caught_up()
+        daemon.stop()
+        pair.check_equal()
+        check_nothing_is_left(pair.target)
+        wait_until_unread(pair.route)
 
 
 # Before PostgreSQL 18 a COMMIT PREPARED may come without its PREPARE for a transaction without changes.

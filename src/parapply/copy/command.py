@@ -328,6 +328,8 @@ class _Copy:
         # From the first note on a copied table counts as not copied: its changes are left out until it is copied.
         await slot.check_room(self._source)
         await self.take_lock(slot_id)
+        # Before the first note, which has the daemon wait for the copy.
+        await self._check_not_awaited()
         oids = _oids(tables).values()
         _check_two_phase(await self._check_publisher(slot_id))
         before_lsn = (await slot.position(self._source)).flush_lsn
@@ -416,6 +418,10 @@ class _Copy:
         """Note which tables exist, once the snapshot is made, so that later ones can be distinguished from them."""
         marks = await late_tables.marks(self._source, self._publications)
         await copies.keep_marks(self._target, self._schema, slot_id, marks)
+
+    async def _check_not_awaited(self) -> None:
+        if error := await refusals.awaited(self._source, self._config.source):
+            raise error
 
     async def take_lock(self, slot_id: int) -> None:
         """Take the copy lock of a slot that is not cut over, and wait until no session of an earlier copy writes.
@@ -570,8 +576,10 @@ class _Copy:
             begun: tables that have rows of an interrupted copy; None: no copy has begun.
 
         Raises:
+            SourceRefused: the publisher's commits wait for the daemon.
             TargetRefused: tables or columns are missing, hold rows, or the role may not do what the copy needs.
         """
+        await self._check_not_awaited()
         here = [table.here() for table in tables]
         await on_target.check_columns(self._target, here, may_be_made=begun is None)
         await replaced.judged(self._target, tables)

@@ -253,6 +253,9 @@ class CutoverLook:
 
     async def _of_fence(self) -> AsyncIterator[ParapplyError]:
         source = self._ahead.source
+        # The way back writes to the fenced source when the daemon has stopped, and its commits would wait for it.
+        if awaited := await refusals.awaited(source, self._forward.source):
+            yield awaited
         if not self._options.fence_command:
             for error in await fence.refusals(source, await self.kept(with_daemon=False)):
                 yield error

@@ -61,7 +61,8 @@ async def heal_lost(config: Config) -> tuple[int, int] | None:
         lost, slot_id = run.found.lost, run.found.slot_id
         if lost is None:
             return None
-        why = why_not(run.found, await heals.notes(ends.target, schema, slot_id))
+        awaited = run.found.awaited
+        why = awaited.line() if awaited else why_not(run.found, await heals.notes(ends.target, schema, slot_id))
         if not isinstance(lost, SlotGone) or why:
             raise SlotLost(f"{lost}. The daemon does not heal it: {why}" if why else str(lost), hint=lost.hint)
         try:

@@ -57,7 +57,7 @@ from parapply.heal.compare import HealPlan, TableComparison, before_tables
 from parapply.heal.repair import check_temporary, repair
 from parapply.model import format_lsn
 from parapply.printable import printable
-from parapply.source import ddl_queue, late_tables, refusals, slot
+from parapply.source import ddl_queue, failover, late_tables, refusals, slot
 from parapply.target.catalogue.facts import look_for_foreign_code
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.state import commands, copies, cutovers, heals
@@ -134,6 +134,8 @@ async def heal(config: Config, options: HealOptions) -> int:
                 hint="`parapply run` applies it; `parapply verify` compares rows, and `parapply refresh --table` copies"
                 " a table again",
             )
+        if run.found.awaited:
+            raise run.found.awaited
         click.echo(printable(str(run.lost)))
         if (kept := run.found.kept) and not options.follows_unpublished:
             refused = SourceRefused(
@@ -186,7 +188,8 @@ async def begin(
     except SlotLost as error:
         lost = error
     kept = await _kept_rows(ends.source, config.source.publications)
-    return HealRun(config, options, ends, voice, SlotFound(found.slot_id, facts, known, lost, unproved, kept))
+    awaited = await refusals.awaited(ends.source, config.source)
+    return HealRun(config, options, ends, voice, SlotFound(found.slot_id, facts, known, lost, unproved, kept, awaited))
 
 
 async def _kept_rows(source: slot.Connection, publications: Sequence[str]) -> str:
@@ -213,6 +216,7 @@ class SlotFound(NamedTuple):
     lost: SlotLost | None  # why it is; None: it gives all that the target lacks
     unproved: str = ""  # why that is not proved of a publisher that may have been put back
     kept: str = ""  # tables whose rows the target keeps on purpose
+    awaited: SourceRefused | None = None  # commits wait for the slot's daemon
 
 
 class HealRun:
@@ -434,6 +438,10 @@ class HealRun:
             await slot.drop_slot(self._source, self._name)
         start_lsn = await slot.copy_slot(self._source, snapshot.slot_name, self._name)
         assert start_lsn == snapshot.lsn, "a copy of a slot begins where that one does"
+        if facts.slot is not None and facts.slot.is_failover:
+            # A copy is none, and where no setting asks for one, it was made by hand.
+            source = msgspec.structs.replace(self._config.source, failover="auto")
+            await failover.ensure(source, await slot.inspect(self._source, self._name))
         failpoints.probe(failpoints.HEAL_SLOT)
 
     async def _rename(self, tables: _Tables) -> None:

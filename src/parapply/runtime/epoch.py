@@ -173,7 +173,7 @@ class Epoch:
             self._piece_bytes,
             streaming_parallel=ends.streaming == "parallel",
             start_lsn=ends.state.resume_lsn,
-            prepared_lsns=frozenset([end_lsn for _, end_lsn in ends.prepared.values()]),
+            prepared_lsns=ends.proved_lsns.union([end_lsn for _, end_lsn in ends.prepared.values()]),
         )
         omission = Omission(config.mapping.omitted_of) if config.mapping.omits else None
         self._reader = SlotReader(ends.stream, assembler, omission)

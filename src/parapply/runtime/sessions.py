@@ -80,6 +80,7 @@ class Sessions(msgspec.Struct, frozen=True):
     whole_until_lsn: int  # streaming is wanted, and off until all up to here is applied; 0 if it is not off for that
     large_ends: dict[int, int]  # for `Skips`; outlives the epoch
     prepared: dict[int, tuple[str, int]]  # prepared on the target, as `prepared.pending` gives them
+    proved_lsns: frozenset[int]  # as `prepared.proved_lsns`
     copies: copies.Copies
     awaits_two_phase: bool  # it is wanted, and begins with the next epoch once every table is copied
     most_places: int  # of a batch, in the target's table of locks
@@ -163,7 +164,7 @@ class Connector:
             # What is wrong on the publisher is said first.
             noting = begin(self._noted(control, slot_id))
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
-            pending, known = await noting
+            pending, proved_lsns, known = await noting
             taken = await sharing.claim(source, control, self._config, slot_id, is_daemon=True)
             self._own_pids = [control.info.backend_pid]
             opener = WorkerSessions(self._config, slot_id, control.info.backend_pid, self._own_pids, server)
@@ -213,7 +214,7 @@ class Connector:
             control, source, source_facts, stream, self._asking(source, stream), sessions, opener, control_pool, ahead,
             found,
             streaming=streaming, whole_until_lsn=self._whole_until_lsn, large_ends=self._large_ends,
-            prepared=pending, copies=known, most_places=self._most_places(server.lock_places),
+            prepared=pending, proved_lsns=proved_lsns, copies=known, most_places=self._most_places(server.lock_places),
             awaits_two_phase=self._config.source.two_phase and not two_phase, tracks_commits=server.tracks_commits,
             published=published, taken=taken, names=names, may_change_role=may_change_role,
         )  # fmt: skip
@@ -371,14 +372,19 @@ class Connector:
 
     async def _noted(
         self, control: settings.Connection, slot_id: int
-    ) -> tuple[dict[int, tuple[str, int]], copies.Copies]:
-        """Return what is prepared on the target and which tables are copied; refuse prepared ones that cannot go on."""
+    ) -> tuple[dict[int, tuple[str, int]], frozenset[int], copies.Copies]:
+        """Return what is prepared on the target, the ends of what is committed without a record, and the copies.
+
+        Refuse prepared transactions if they cannot go on, or could not begin.
+        """
         is_two_phase = self._config.source.two_phase
         if is_two_phase:
             await prepared.check_possible(control)
-        pending = await prepared.pending(control, self._config.target.state_schema, slot_id)
-        prepared.check_ending(pending, two_phase=is_two_phase)
-        return pending, await copies.load(control, self._config.target.state_schema, slot_id)
+        schema = self._config.target.state_schema
+        pending = await prepared.pending(control, schema, slot_id)
+        proved_lsns = await prepared.proved_lsns(control, schema, slot_id)
+        prepared.check_ending([*pending, *proved_lsns], two_phase=is_two_phase)
+        return pending, proved_lsns, await copies.load(control, schema, slot_id)
 
     async def _end_own(self, control: settings.Connection) -> None:
         """End the sessions that this very process left on the other side of a broken network (F16).

@@ -91,6 +91,8 @@ async def prepare(config: Config) -> None:
         await _make_publication(conn, config)
         await slot.check_publications(conn, config.source.publications)
         if facts.slot is None:
+            if error := await refusals.awaited(conn, config.source):
+                raise error
             tell_what_is_awaited(conn)
             await slot.create_slot(conn, name)
             facts = await slot.inspect(conn, name)

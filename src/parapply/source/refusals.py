@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from parapply.driver import parameters_of
 from parapply.errors import SlotBusy, SlotGone, SlotLost, SourceLost, SourceRefused
 from parapply.model import format_lsn, parse_lsn
-from parapply.source.slot import connect, position, replayed_timeline, source_errors
+from parapply.source.slot import connect, position, read_rows, replayed_timeline, source_errors
+from parapply.source.standby import is_awaited
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import LiteralString
 
+    from parapply.config import SourceConfig
     from parapply.login import Login
     from parapply.source.slot import Connection, SlotFacts, SourceFacts
 
@@ -207,6 +210,32 @@ async def check_undecided(conn: Connection, facts: SourceFacts) -> None:
             hint="end them (COMMIT PREPARED, ROLLBACK PREPARED) and let that reader apply the outcome before the slot "
             "is taken over; if it is gone, drop the slot: `parapply init --copy --truncate` makes another",
         )
+
+
+async def awaited(conn: Connection, source: SourceConfig) -> SourceRefused | None:
+    """Return the error for a publisher whose commits wait for the daemon of the slot, None if they do not.
+
+    A commit that waits holds its transaction open: a slot that is made waits for it, and would for ever where the
+    daemon waits for the slot, or is away.
+    """
+    query: LiteralString = """
+        SELECT pg_catalog.current_setting('synchronous_standby_names'), r.application_name, r.sync_state
+          FROM (SELECT WHERE NOT pg_catalog.pg_is_in_recovery()) AS primary_only
+          LEFT JOIN pg_catalog.pg_stat_replication AS r ON r.state = 'streaming' OR r.state IS NULL"""
+    with source_errors("reading for which standbys commits wait"):
+        found = await read_rows(conn, query)
+    # The name in the DSN wins over ours on every session; the server may have cut it.
+    has_own = "application_name" in parameters_of(source.login.dsn)
+    name = conn.info.parameter_status("application_name") or "" if has_own else source.slot
+    senders = [(str(one), state) for _, one, state in found if one is not None]
+    if not found or not is_awaited(found[0][0], name, senders):
+        return None
+    return SourceRefused(
+        f"source: synchronous_standby_names has commits wait for the daemon of slot {source.slot!r}, and this would"
+        " wait for such commits: neither would end",
+        hint="on the publisher ALTER SYSTEM RESET synchronous_standby_names and SELECT pg_reload_conf() until it is"
+        " done, or name another standby that is connected",
+    )
 
 
 def check_primary(facts: SourceFacts, what: str) -> None:

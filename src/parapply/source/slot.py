@@ -40,7 +40,8 @@ CONNECT_TIMEOUT_S = 10
 #: Every session that was opened, with its DSN.
 _sessions: WeakKeyDictionary[Session, Login] = WeakKeyDictionary()
 
-_HALF_OF_XIDS = 2**31
+#: The transaction id $1 with its epoch, as xids of 32 bits lie within 2^31 of `near`, which has it.
+FULL_XID_SQL: LiteralString = "near + 2147483648 - (near - $1::bigint + 2147483648) % 4294967296"
 #: server_version_num of the first server that logs them on request.
 _LOGS_RUNNING_SINCE = 160000
 #: Operations that a publication may publish, in the order of the columns of pg_publication.
@@ -363,24 +364,14 @@ class StreamSender(NamedTuple):
         The slot's catalog_xmin keeps what the server knows of a transaction until its PREPARE is confirmed. The
         stream's xid has no epoch.
         """
-        next_query: LiteralString = """
-            SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text
-              FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND active_pid = $2::int"""
+        query: LiteralString = f"""
+            SELECT pg_catalog.pg_xact_status(({FULL_XID_SQL})::text::xid8)
+              FROM pg_catalog.pg_replication_slots, LATERAL (SELECT
+                   pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) AS next (near)
+             WHERE slot_name = $2 AND active_pid = $3::int"""  # noqa: S608 - a constant
         with source_errors("asking what became of a prepared transaction"):
-            found = await read_rows(self.conn, next_query, [self.slot_name, self.pid])
-            if not found:
-                return False
-            full = full_xid(xid, int(found[0][0]))
-            ((status,),) = await read_rows(self.conn, "SELECT pg_catalog.pg_xact_status($1::text::xid8)", [str(full)])
-        return bool(status == "aborted")
-
-
-def full_xid(xid: int, near: int) -> int:
-    """Return a transaction id with its epoch: all that a server remembers lies within 2^31 of the next one.
-
-    `near` is the next one to be given, or one given not long ago, with its epoch.
-    """
-    return near + (xid - near + _HALF_OF_XIDS) % (2 * _HALF_OF_XIDS) - _HALF_OF_XIDS
+            found = await read_rows(self.conn, query, [xid, self.slot_name, self.pid])
+        return found == [("aborted",)]
 
 
 def _slot_facts(row: dict[str, Any]) -> SlotFacts:

@@ -9,10 +9,15 @@ Source: PostgreSQL manual, "synchronous_standby_names"; `src/backend/replication
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: A name in double quotes, with "" for one of them, or a word; `*` is every standby.
 _NAME: Final = re.compile(r'"((?:[^"]|"")*)"|([^\s,()"]+)')
+#: The number of standbys that commits wait for, and how they are chosen; 1 of the first ones where it is missing.
+_NUMBER: Final = re.compile(r"\s*(first|any)?\s*(\d+)\s*\(", re.IGNORECASE)
 
 
 def is_named(standby_names: str, name: str) -> bool:
@@ -23,6 +28,25 @@ def is_named(standby_names: str, name: str) -> bool:
     """
     found = [quoted.replace('""', '"') or word for quoted, word in _NAME.findall(standby_names)]
     return any(one == "*" or _folded(one) == _folded(name) for one in found)
+
+
+def is_awaited(standby_names: str, name: str, senders: Sequence[tuple[str, str | None]]) -> bool:
+    """Return whether commits wait for a standby, be it there or away, because others do not suffice.
+
+    Args:
+        standby_names: `synchronous_standby_names`.
+        name: of the standby.
+        senders: those that are connected: application_name and sync_state, None where the role may not see it.
+    """
+    if not is_named(standby_names, name):
+        return False
+    others = [one for one, _ in senders if _folded(one) != _folded(name) and is_named(standby_names, one)]
+    how, number = found.groups() if (found := _NUMBER.match(standby_names)) else (None, "1")
+    if len(others) < int(number):
+        return True
+    # Any of the others are enough, or the first of all that are connected.
+    is_first = any(_folded(one) == _folded(name) and state in {"sync", None} for one, state in senders)
+    return is_first and (how or "first").lower() == "first"
 
 
 def _folded(name: str) -> str:

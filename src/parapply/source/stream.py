@@ -405,6 +405,8 @@ class LibpqTransport:
         except psycopg.Error as error:
             raise CopyFailed(str(error), error.sqlstate) from error
         self._pg.nonblocking = 1
+        # libpq may have read what follows the answer, even the error that ends the stream.
+        self.has_early_data = True
 
     def drain(self, limit_bytes: int) -> list[bytes]:
         """See Transport."""
@@ -412,7 +414,7 @@ class LibpqTransport:
         frames: list[bytes] = []
         append, get_copy_data = frames.append, pg.get_copy_data
         size = 0
-        self.is_drained = False
+        self.is_drained = self.has_early_data = False
         try:
             while size < limit_bytes:
                 pg.consume_input()
@@ -429,7 +431,7 @@ class LibpqTransport:
                     elif frame[:1] == b"k":
                         self.keepalive = frame
                 if n_bytes < 0:
-                    raise CopyFailed(self._last_words())
+                    raise self._failed()
                 if len(frames) == before:
                     self.is_drained = True
                     break
@@ -437,12 +439,14 @@ class LibpqTransport:
             raise CopyFailed(str(error)) from error
         return frames
 
-    def _last_words(self) -> str:
+    def _failed(self) -> CopyFailed:
         """Return why the copy ended."""
         result = self._pg.get_result()
-        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            return (result.error_message or b"").decode("utf-8", "replace")
-        return "the publisher ended the stream"
+        if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
+            return CopyFailed("the publisher ended the stream")
+        sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE)
+        message = (result.error_message or b"").decode("utf-8", "replace")
+        return CopyFailed(message, sqlstate.decode() if sqlstate else None)
 
     def write(self, message: bytes) -> None:
         """See Transport."""

@@ -31,7 +31,7 @@ from parapply.errors import ParapplyError, SourceRefused
 from parapply.model import format_lsn
 from parapply.printable import printable
 from parapply.quoting import copyable
-from parapply.source import slot
+from parapply.source import refusals, slot
 from parapply.target.session import settings
 from parapply.verify import canonical
 from parapply.verify.differences import Difference, differences, differing_ranges, shown
@@ -149,8 +149,9 @@ async def comparison(config: Config, options: VerifyOptions, again: VerifyAgain 
     async with connect.open_both(config, "verify") as ends:
         # Refused before a daemon has to pause.
         await _tables(config, options, ends)
+        awaited = await refusals.awaited(ends.source, config.source)
     async with AsyncExitStack() as stack:
-        sessions = _Sessions(config, options, stack)
+        sessions = _Sessions(config, options, stack, awaited)
         (taken,) = await stack.enter_async_context(
             snapshots([config], choose=sessions.open_source, timeout_s=options.timeout_s)
         )
@@ -265,10 +266,14 @@ def _chosen(options: VerifyOptions, published: Sequence[PublishedTable]) -> list
 class _Sessions:
     """Sessions on both ends that see the snapshots of one LSN; closed by the stack's owner."""
 
-    def __init__(self, config: Config, options: VerifyOptions, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, config: Config, options: VerifyOptions, stack: AsyncExitStack, awaited: SourceRefused | None
+    ) -> None:
         self._config = config
         self._options = options
         self._stack = stack
+        #: Why commits wait for the daemon that is paused: the snapshot waits for them.
+        self._awaited = awaited
         self.source: list[slot.Connection] = []
         self.target: list[settings.Connection] = []
 
@@ -279,6 +284,8 @@ class _Sessions:
             async with asyncio.timeout(self._options.max_pause_s):
                 snapshot: SourceSnapshot = await self._stack.enter_async_context(source_snapshots.exported(login, None))
         except TimeoutError as error:
+            if self._awaited is not None:
+                raise self._awaited from error
             raise ParapplyError(
                 f"the publisher gave no snapshot in {self._options.max_pause_s:g} s: transactions run there, or are"
                 " prepared, that are older",

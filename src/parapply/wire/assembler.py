@@ -89,8 +89,8 @@ class Assembler:
             streaming_parallel: the session asked for ``streaming 'parallel'``.
             start_lsn: where the stream was started. A transaction prepared before is sent whole with its COMMIT
                 PREPARED, if the slot got two_phase later (trap T-58), and is then like any other.
-            prepared_lsns: end LSNs of what is prepared on the target: whatever the slot was told in between, that one
-                ends there as it began.
+            prepared_lsns: end LSNs of what is prepared on the target, or was and its end is not recorded: whatever the
+                slot was told in between, that one ends there as it began.
         """
         self._piece_bytes = piece_bytes
         self._streaming_parallel = streaming_parallel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parapply.source.standby import is_named
+from parapply.source.standby import is_awaited, is_named
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,25 @@ def test_it_is_not_named(standby_names: str) -> None:
 def test_a_quoted_name_is_any_text() -> None:
     """An application_name may hold what a list is made of."""
     assert is_named('FIRST 1 ("a, ""b"" (c)")', 'a, "b" (c)')
+
+
+@pytest.mark.parametrize(
+    ("standby_names", "senders", "wanted"),
+    [
+        ("", [("app", "async")], False),
+        ("other", [("app", "async")], False),
+        ("app", [("app", "sync")], True),
+        ("app", [("other", "async")], True),
+        ("*", [("other", "sync")], False),
+        ("*", [("app", "sync"), ("other", "potential")], True),
+        ("*", [("app", None), ("other", None)], True),
+        ("other, app", [("app", "potential"), ("OTHER", "sync")], False),
+        ("first 2 (other, app)", [("app", "sync"), ("other", "sync")], True),
+        ("ANY 1 (app, other)", [("app", "quorum"), ("other", "quorum")], False),
+        ("any 1 (app, other)", [("app", "quorum"), ("unnamed", "async")], True),
+        ("ANY 2(app, other, third)", [("app", "quorum"), ("other", "quorum")], True),
+    ],
+)
+def test_others_may_suffice(standby_names: str, senders: list[tuple[str, str | None]], wanted: bool) -> None:  # noqa: FBT001
+    """Commits wait for a standby that is away as well, unless enough others are connected."""
+    assert is_awaited(standby_names, "app", senders) is wanted

@@ -308,11 +308,18 @@ class TargetTransaction:
     async def end(self, job: AppliedJob, record: Record) -> None:
         """Commit the open transaction, or prepare it and then record that.
 
+        A PREPARE that the publisher has rolled back is only recorded: it may have been sent in part, and a standby that
+        is promoted without the rollback may commit it.
+
         Raises:
+            SourceLost: the publisher cannot be asked; the PREPARE is sent again.
             StatementFailed, TargetLost: as `WorkerSession.commit` and `TwoPhase.prepare`.
         """
         if job.prepare is None:
             await self.session.commit()
+        elif await self._two_phase.is_rolled_back(job.prepare):
+            await self.session.rollback()
+            await self._leave_out(job, job.prepare, record)
         else:
             await self._two_phase.prepare(self.session, job.prepare, record)
 
@@ -338,7 +345,10 @@ class TargetTransaction:
         Raises:
             TargetLost: the connection ended.
         """
-        await self._two_phase.leave_out(self.session, message, record_at_head(end))
+        await self._leave_out(job, message, record_at_head(end))
+
+    async def _leave_out(self, job: AppliedJob, message: Prepare | StreamPrepare, record: Record) -> None:
+        await self._two_phase.leave_out(self.session, message, record)
         job.left_out("rolled back on the publisher")
 
     def _first(self, job: AppliedJob, record: Record) -> Record | Proof:

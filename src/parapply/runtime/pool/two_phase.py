@@ -12,9 +12,10 @@ state of the target decides:
 | ROLLBACK PREPARED| roll it back          | error         | done or left out; record | done or never prepared;     |
 |                  |                       |               |                          | record                      |
 
-A PREPARE that cannot be applied is no error before its outcome is known: if the publisher met its rollback while it
-decoded it, only a part was sent. Then nothing is prepared, and the PREPARE is recorded with its note, so that the
-COMMIT PREPARED of a standby that was promoted without the rollback is an error.
+Of a PREPARE whose rollback the publisher met while it decoded it only a part was sent, which may fail or not. So the
+publisher is asked before anything is prepared, and before a failure is an error. If it has rolled back, nothing is
+prepared, and the PREPARE is recorded with its note, so that the COMMIT PREPARED of a standby that was promoted without
+the rollback is an error.
 
 Up to PostgreSQL 17 the outcome of a transaction without changes may come without its PREPARE. From 18 on, if a COMMIT
 PREPARED finds nothing, its PREPARE was sent to another reader of the slot. With `origin = none` each may come alone:
@@ -87,7 +88,7 @@ class TwoPhase:
     async def is_rolled_back(self, message: object) -> bool:
         """Return whether a message belongs to a PREPARE whose transaction the publisher has rolled back since.
 
-        Ask this when the message cannot be applied, before anything is made of that.
+        Ask this before it is prepared, and when it cannot be applied, before anything is made of that.
 
         Raises:
             SourceLost: the publisher cannot be asked; the PREPARE is sent again.

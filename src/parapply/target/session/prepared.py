@@ -69,6 +69,18 @@ async def pending(conn: Connection, schema: str, slot_id: int) -> dict[int, tupl
     return {int(match["xid"]): (match[0], parse_lsn(match["lsn"])) for match in matches}
 
 
+async def proved_lsns(conn: Connection, schema: str, slot_id: int) -> frozenset[int]:
+    """Return the end LSNs of PREPAREs that are committed here for a slot, without the record of their commit.
+
+    Raises:
+        TargetLost: the connection broke.
+    """
+    query = sql.SQL("SELECT gid FROM {}.committed_prepared WHERE slot_id = $1::int").format(sql.Identifier(schema))
+    with target_errors("reading what was prepared"):
+        matches = [_GID.fullmatch(str(gid)) for (gid,) in await rows(conn, query, [slot_id])]
+    return frozenset([parse_lsn(match["lsn"]) for match in matches if match is not None])
+
+
 async def check_possible(conn: Connection) -> None:
     """Refuse a target that can prepare nothing (trap T-59).
 
