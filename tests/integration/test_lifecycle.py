@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import secrets
 import signal
@@ -32,10 +31,10 @@ from parapply.migrate import follow
 from parapply.model import format_lsn, parse_lsn
 from parapply.source import failover
 from parapply.target.session import lease, settings
-from parapply.target.state import copies
+from parapply.target.state import copies, migrations
 from parapply.target.state import slots as state
 from parapply.top.layout import state_text
-from parapply.vocabulary import CopyState
+from parapply.vocabulary import CopyState, MigrationStep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -274,18 +273,53 @@ def test_a_daemon_that_another_one_was_before_is_told_from_one_that_failed(pair:
 
 
 def test_drop_asks_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a yes nothing is touched."""
+    """Without a yes nothing is touched; until the answer no other command drops it, to make another of its name."""
     init(pair.config)
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+
+    def refuse(_: str) -> bool:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(LeaseHeld):
+            pool.submit(lifecycle.drop, pair.config, assume_yes=True).result()
+        return False
+
+    monkeypatch.setattr("click.confirm", refuse)
     with pytest.raises(ParapplyError, match="nothing was dropped"):
         lifecycle.drop(pair.config, assume_yes=False)
     assert pair.state("SELECT count(*) FROM {s}.slots") == [(1,)]
 
 
-def test_drop_refuses_while_used(pair: Pair) -> None:
-    """Neither a slot that is read nor one whose daemon holds the lease is dropped."""
+def test_drop_leaves_notes_of_another_migration(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    """A migration whose slot is yet to be made keeps its notes; its own drop takes them, and an item alone also."""
     init(pair.config)
-    ((slot_id,),) = pair.state("SELECT slot_id FROM {s}.slots")
+    ((publisher,),) = pair.state("SELECT system_identifier FROM {s}.slots")
+    other = migrations.Migration(schema=SCHEMA, slot_name=f"{pair.slot}_2", system_identifier=str(publisher))
+    own = replace(other, slot_name=pair.slot)
+
+    async def note() -> None:
+        async with await connect.open_target(pair.config, "test") as conn:
+            await migrations.begin(conn, other, MigrationStep.SCHEMA, "kept")
+            with pytest.raises(TargetRefused, match="are no longer on the target"):
+                await migrations.add_item(conn, own, "made without a note")
+
+    asyncio.run(note())
+    lifecycle.drop(pair.config, assume_yes=True)
+    assert pair.state("SELECT slot_name, options FROM {s}.migrations") == [(other.slot_name, "kept")]
+    pair.state("UPDATE {s}.migrations SET slot_name = 'gone' RETURNING 1")
+    pair.state(f"INSERT INTO {{s}}.migration_items VALUES ('{pair.slot}', '{publisher}', 'left') RETURNING 1")
+    make_slot = "SELECT pg_create_logical_replication_slot('{}', 'pgoutput')"
+    # The state of this one is gone.
+    pair.source.execute(make_slot.format(pair.slot))
+    lifecycle.drop(pair.config, assume_yes=True)
+    assert pair.state("SELECT item FROM {s}.migration_items") == []
+    capsys.readouterr()
+    lifecycle.drop(changed(pair.config, "source", slot="gone"), assume_yes=True)
+    assert "dropped, no slot was left in it" in capsys.readouterr().out
+
+
+def test_drop_refuses_while_used(pair: Pair) -> None:
+    """No slot that is read is dropped, and none whose daemon holds the lease, or that a migration is at work on."""
+    init(pair.config)
+    ((slot_id, publisher),) = pair.state("SELECT slot_id, system_identifier FROM {s}.slots")
+    migration = migrations.Migration(schema=SCHEMA, slot_name=pair.slot, system_identifier=str(publisher))
 
     async def hold() -> None:
         async with await connect.open_target(pair.config, "test") as conn:
@@ -294,6 +328,10 @@ def test_drop_refuses_while_used(pair: Pair) -> None:
                 await asyncio.to_thread(lifecycle.drop, pair.config, assume_yes=True)
             report = await reading.collect(pair.config)
             assert report["is_daemon_connected"]
+        async with await connect.open_target(pair.config, "test") as conn:
+            await migrations.lock(conn, migration, 0)
+            with pytest.raises(LeaseHeld, match="another command works on the migration"):
+                await asyncio.to_thread(lifecycle.drop, pair.config, assume_yes=True)
 
     asyncio.run(hold())
     with psycopg.connect(pair.source.dsn_with(replication="database"), autocommit=True) as stream:

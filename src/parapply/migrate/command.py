@@ -27,7 +27,7 @@ from parapply.copy import schema as schemas
 from parapply.copy import sequences
 from parapply.copy.places import Access, Places
 from parapply.copy.published import published_tables, schema_only_tables
-from parapply.errors import ConfigError, LeaseHeld, ParapplyError, TargetRefused
+from parapply.errors import ConfigError, ParapplyError, TargetRefused
 from parapply.logs import redact_text
 from parapply.migrate import follow, later, look, rest, roles
 from parapply.migrate.noting import Noter
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 #: Seconds to wait for the session of a command that was killed.
 _LOCK_WAIT_S: Final = 30.0
-_POLL_S: Final = 0.2
 _INCOMPLETE: Final = 1
 #: Steps that take nothing from a target which has taken over.
 _HARMLESS: Final = {MigrationStep.ROLES, MigrationStep.ANALYZE, MigrationStep.VIEWS}
@@ -118,7 +117,7 @@ class _Run:
             self._facts = await slot.inspect(ends.source, self._config.source.slot)
             refusals.check_primary(self._facts, "`parapply migrate`")
             self._migration = migration_of(self._config, self._facts)
-            await self._lock()
+            await migrations.lock(ends.target, self._migration, _LOCK_WAIT_S)
             await state.has_schema(ends.target, self._config.target.state_schema)  # refuses another version
             # Only now, because another command's notes are its own.
             self._noter = Noter(self._config, self._migration, self._screen)
@@ -148,17 +147,6 @@ class _Run:
         found = await connect.known_state(config, target, self._facts.system_identifier)
         if found is not None:
             await cutovers.check_may_write(target, config.target.state_schema, found.slot_id, config.source.slot)
-
-    async def _lock(self) -> None:
-        waits_s = 0.0
-        while not await migrations.try_lock(self._ends.target, self._migration):
-            if waits_s >= _LOCK_WAIT_S:
-                raise LeaseHeld(
-                    f"another `parapply migrate` works on slot {self._config.source.slot!r}",
-                    hint="wait for its end; of a command that was killed the server ends the session after a moment",
-                )
-            waits_s += _POLL_S
-            await asyncio.sleep(_POLL_S)
 
     async def _keep_choice(self, row: migrations.StepRow | None) -> None:
         """Go on with the tables and objects that the migration was begun with."""
