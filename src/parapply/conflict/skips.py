@@ -110,15 +110,19 @@ class Skips:
         values = [self.slot_id, format_lsn(end_lsn), format_lsn(commit_lsn)]
         await state_rows(conn, self.schema, "writing which transaction to skip", query, values)
 
-    def finishing(self, end_lsn: int, xid: int) -> list[Statement]:
-        """Return the statements that say that a transaction is skipped, for the target transaction that records it."""
+    def finishing(self, end_lsn: int, xid: int) -> tuple[Statement, Statement]:
+        """Return the statements that say that a transaction is skipped, for the target transaction that records it.
+
+        The first one returns no row if the request was taken back since `find`.
+        """
         lsn = format_lsn(end_lsn).encode()
         slot = str(self.slot_id).encode()
-        return [
+        return (
             statement(
                 self._text(
-                    "UPDATE {s}.skips SET outcome = 'skipped', remote_xid = $3::bigint,"
+                    "UPDATE {s}.skips SET outcome = 'skipped', remote_xid = $3::bigint,"  # noqa: S608  own text
                     " resolved_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int AND lsn = $2::pg_lsn"
+                    f" AND {_OPEN} RETURNING true"
                 ),
                 [slot, lsn, str(xid).encode()],
             ),
@@ -130,7 +134,7 @@ class Skips:
                 ),
                 [slot, lsn],
             ),
-        ]
+        )
 
     async def _answer(self, conn: Connection, end_lsn: int, outcome: str) -> bool:
         resolved = "pg_catalog.clock_timestamp()" if outcome == "passed" else "NULL"
