@@ -100,7 +100,7 @@ async def finish(  # noqa: PLR0913  the columns of a row
     """
     slots = in_schema(
         "UPDATE {s}.slots SET begin_lsn = $2::pg_lsn, lowest_lsn = $2::pg_lsn, highest_lsn = $2::pg_lsn,"
-        " confirmed_flush_lsn = $2::pg_lsn, source_lsn = $2::pg_lsn, lag_s = 0,"
+        " confirmed_flush_lsn = $2::pg_lsn, source_lsn = $2::pg_lsn, lag_s = 0, n_forgotten = 0,"
         " timeline = $3::int, publications = $4::text[], state = $5, reason = $6,"
         " updated_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int RETURNING 1",
         schema,

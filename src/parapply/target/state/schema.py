@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 #: Version of the layout in `schema.sql`. No other one is read or changed; `ensure_schema` would bring an older one up.
-SCHEMA_VERSION = 23
+SCHEMA_VERSION = 24
 
 #: slot_id starts at a random number below this. Locks and prepared transactions are named after the slot_id, and
 #: all state schemas of a database (or a cluster) share these names, so slot_ids must differ. Times two it still fits an

@@ -1,4 +1,4 @@
--- The whole state schema, version 23. schema.py fills in its name, and comments.py has the comments on its objects.
+-- The whole state schema, version 24. schema.py fills in its name, and comments.py has the comments on its objects.
 CREATE SCHEMA IF NOT EXISTS {s};
 CREATE TABLE {s}.schema_version (
     version int NOT NULL,
@@ -40,6 +40,7 @@ CREATE TABLE {s}.slots (
     healed_at timestamptz,
     constants_in jsonb NOT NULL DEFAULT '{{}}',
     lacks_origins bool NOT NULL DEFAULT false,
+    n_forgotten bigint NOT NULL DEFAULT 0,
     UNIQUE (slot_name, system_identifier)
 ) WITH (fillfactor = 50);
 CREATE TABLE {s}.applied (
