@@ -17,6 +17,7 @@ import psycopg
 from parapply import connect, continuity, failpoints, sharing
 from parapply.amounts import few
 from parapply.commands import lifecycle
+from parapply.conflict.skips import OTHER_HISTORY_HINT, forget_other_history
 from parapply.copy import left_out, replaced, slot_guard
 from parapply.copy import schema as schemas
 from parapply.copy import snapshot as snapshots
@@ -488,6 +489,8 @@ class _Copy:
                 await asyncio.sleep(_POLL_S)
                 continue
             if facts.timeline != found.timeline:
+                for lsn in await forget_other_history(self._target, self._schema, found.slot_id, facts.timeline):
+                    click.echo(f"warning: the request to skip {lsn} is forgotten: {OTHER_HISTORY_HINT}", err=True)
                 await state.set_timeline(self._target, self._schema, found.slot_id, facts.timeline)
             return facts.slot
 

@@ -45,6 +45,7 @@ from psycopg import sql
 from parapply import connect, continuity, failpoints, sharing
 from parapply.amounts import few
 from parapply.config import HEAL_LIMIT_ROWS
+from parapply.conflict.skips import OTHER_HISTORY_HINT, forget_other_history
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar
@@ -500,5 +501,8 @@ class HealRun:
                     publications=self._config.source.publications,
                     source_oids=oids.values(),
                 )
+                # A publisher that was put back ends other transactions at the LSNs that come.
+                for asked in await forget_other_history(self._target, schema, slot_id, None):
+                    self._voice.warn(f"warning: the request to skip {asked} is forgotten: {OTHER_HISTORY_HINT}")
                 await copies.keep_published(self._target, schema, slot_id, marks)
                 await copies.keep_marks(self._target, schema, slot_id, kept)
