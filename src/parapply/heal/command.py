@@ -406,10 +406,10 @@ class HealRun:
         if not (config.ddl.apply and await ddl_queue.is_published(self._source, config.source.publications)):
             return
         noted, _ = await commands.noted(self._target, self._schema, self._slot_id)
-        if missed := sorted(await ddl_queue.numbers(self._source) - noted):
+        if missed := sorted(await ddl_queue.names(self._source) - noted):
             self._voice.warn(
-                f"warning: {len(missed)} commands of parapply.ddl_queue, from number {missed[0]} on, were not run here"
-                " by this slot, and will not be: do on the target what they do, where it was not done"
+                f"warning: {len(missed)} commands of parapply.ddl_queue, from number {missed[0].number} on, were not"
+                " run here by this slot, and will not be: do on the target what they do, where it was not done"
             )
 
     # -- from here on something is changed
