@@ -6,6 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import psycopg
 import pytest
 from psycopg import pq, sql
@@ -16,8 +17,10 @@ from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
 from parapply.source.slot import state_schemas
 from parapply.target.session import settings
+from parapply.target.state import cutovers
 from parapply.target.state import schema as state_schema
 from parapply.target.state import slots as state
+from parapply.vocabulary import CutoverStep
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -358,6 +361,41 @@ async def test_a_monitoring_role_may_read_everything_and_write_nothing(target_db
             watcher.execute("DELETE FROM parapply.applied")
     target_db.execute("DROP OWNED BY parapply_watcher")
     target_db.execute("DROP ROLE parapply_watcher")
+
+
+async def test_every_role_reads_the_step_of_a_cut_over_until_the_last_is_done(target_db: Database) -> None:
+    """A role that cannot have it so begins none; one that ends as another begins leaves the right."""
+    cutover = cutovers.Cutover(
+        step=CutoverStep.PREPARING, reverse_slot="back", made_slot=False, made_publication=False, fence="database",
+        opens="", fence_lsn=None, takeover_lsn=None, fenced_s=None, gap_s=None,
+    )  # fmt: skip
+    role = f"mallory_{target_db.dbname}"
+    is_open = "SELECT has_schema_privilege('public', 'x', 'USAGE')"
+    async with control(target_db.dsn) as conn, control(target_db.dsn) as other:
+        first = await made(conn, "x")
+        second = await state.create(conn, "x", msgspec.structs.replace(NEW, slot_name="t"))
+        target_db.execute(
+            f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA x TO {role}; GRANT ALL ON ALL TABLES IN SCHEMA x TO {role}"
+        )
+        try:
+            await conn.execute(f"SET ROLE {role}".encode())
+            with pytest.raises(TargetRefused, match="may not let all roles read the step") as refused:
+                await cutovers.begin(conn, "x", first, cutover)
+            assert 'GRANT SELECT (step, reverse_slot) ON "x".cutovers TO PUBLIC;' in refused.value.hint
+            await conn.execute(b"RESET ROLE")
+            assert target_db.rows("SELECT FROM x.cutovers") == []
+        finally:
+            target_db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        await cutovers.begin(conn, "x", first, cutover)
+        async with other.transaction():
+            await cutovers.begin(other, "x", second, cutover)
+            ending = asyncio.create_task(cutovers.forget(conn, "x", first))
+            waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'x.cutovers'::regclass AND NOT granted)"
+            await asyncio.to_thread(target_db.wait_until, waits)
+        await ending
+        assert target_db.rows(is_open) == [(True,)]
+        await cutovers.forget(conn, "x", second)
+    assert target_db.rows(is_open) == [(False,)]
 
 
 async def test_a_table_named_like_ours_makes_no_state_schema(target_db: Database) -> None:
