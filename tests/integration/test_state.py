@@ -348,8 +348,10 @@ async def test_wait_for_returns_as_soon_as_the_progress_is_there(target_db: Data
             await reader.execute("ROLLBACK")
 
 
+@pytest.mark.bare_target
 async def test_a_monitoring_role_may_read_everything_and_write_nothing(target_db: Database) -> None:
-    """A role of pg_monitor inspects the progress without further grants."""
+    """A role of pg_monitor inspects the progress without further grants, and no queue of commands that was there."""
+    target_db.execute("CREATE SCHEMA parapply; CREATE TABLE parapply.ddl_queue (id int PRIMARY KEY, command text)")
     target_db.execute("DROP ROLE IF EXISTS parapply_watcher")
     target_db.execute("CREATE ROLE parapply_watcher LOGIN IN ROLE pg_monitor")
     async with control(target_db.dsn) as conn:
@@ -359,6 +361,11 @@ async def test_a_monitoring_role_may_read_everything_and_write_nothing(target_db
             watcher.execute(sql.SQL("SELECT * FROM parapply.{}").format(sql.Identifier(relation)))
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             watcher.execute("DELETE FROM parapply.applied")
+        hidden = watcher.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'parapply'::regnamespace AND relkind IN ('r', 'v')"
+            " AND NOT has_any_column_privilege(oid, 'SELECT')"
+        ).fetchall()
+        assert hidden == [("ddl_queue",)]
     target_db.execute("DROP OWNED BY parapply_watcher")
     target_db.execute("DROP ROLE parapply_watcher")
 
