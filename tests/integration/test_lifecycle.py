@@ -21,10 +21,12 @@ from psycopg import sql
 from parapply import connect
 from parapply.commands import lifecycle, status
 from parapply.commands import state_reader as reading
+from parapply.commands.conflicts import replay_conflicts
 from parapply.config import Config, load_config
 from parapply.config_mapping import MappingConfig, TargetPlace
+from parapply.conflict.listing import Filter
 from parapply.copy import left_out
-from parapply.errors import LeaseHeld, ParapplyError, SlotBusy, SourceRefused, TargetRefused
+from parapply.errors import LeaseHeld, ParapplyError, SlotBusy, SourceRefused, StateClosed, TargetRefused
 from parapply.init import init
 from parapply.login import Login
 from parapply.migrate import follow
@@ -313,6 +315,28 @@ def test_drop_leaves_notes_of_another_migration(pair: Pair, capsys: pytest.Captu
     capsys.readouterr()
     lifecycle.drop(changed(pair.config, "source", slot="gone"), assume_yes=True)
     assert "dropped, no slot was left in it" in capsys.readouterr().out
+
+
+def test_a_replay_is_refused_if_a_cut_over_began_while_it_asked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that come once the target is compared would stand on one side only."""
+    init(pair.config)
+    pair.state(
+        "INSERT INTO {s}.conflicts (slot_id, conflict_type, schema_name, table_name, operation, key, remote_row,"
+        " is_complete, constraints, remote_lsn, remote_xid, remote_commit_time, change_no, policy, outcome)"
+        " SELECT slot_id, 'insert_exists', 'public', 't', 'insert', jsonb_build_object('i', '1'),"
+        " jsonb_build_object('i', '1'), true, ARRAY[]::text[], '0/1', 7, now(), 1, 'skip', 'skipped'"
+        " FROM {s}.slots RETURNING 1"
+    )
+
+    def fence(*_: object, **__: object) -> bool:
+        note = "INSERT INTO {s}.cutovers (slot_id, step, reverse_slot, made_slot, made_publication, fence, opens)"
+        pair.state(f"{note} SELECT slot_id, 'fencing', 'back', true, true, 'database', '' FROM {{s}}.slots RETURNING 1")
+        return True
+
+    monkeypatch.setattr("click.confirm", fence)
+    with pytest.raises(StateClosed, match="was cut over: it is under way, at the step fencing"):
+        asyncio.run(replay_conflicts(pair.config, Filter(), is_dry=False, assume_yes=False, as_json=False))
+    assert pair.target.rows("SELECT i FROM t") == []
 
 
 def test_drop_refuses_while_used(pair: Pair) -> None:

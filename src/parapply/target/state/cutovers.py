@@ -270,6 +270,11 @@ async def step_before_back(conn: Connection, schemas: Collection[str], slot_name
     return ""
 
 
+async def hold_off(conn: Connection, schema: str) -> None:
+    """Have any cut-over wait, where it begins or goes to its next step, until this transaction ends."""
+    await state_rows(conn, schema, "holding off a cut-over", "LOCK TABLE {s}.cutovers IN SHARE MODE")
+
+
 async def check_may_write(
     conn: Connection, schema: str, slot_id: int, slot_name: str, *, until: CutoverStep = _DAEMON_STOPS
 ) -> None:
