@@ -332,6 +332,14 @@ class _Copy:
         # From the first note on a copied table counts as not copied: its changes are left out until it is copied.
         await slot.check_room(self._source)
         await self.take_lock(slot_id)
+        if not self._options.tables:
+            # Chosen before, when another command had the lock.
+            known = await copies.load(self._target, schema, slot_id)
+            paused = {row.source_oid for row in known.tables if row.is_paused}
+            left = [table for table in tables if table.oid not in paused]
+            if len(left) < len(tables):
+                left_out.say_paused(known)
+            tables = left
         oids = _oids(tables).values()
         _check_two_phase(await self._check_publisher(slot_id))
         before_lsn = (await slot.position(self._source)).flush_lsn
