@@ -17,10 +17,10 @@ from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
 from parapply.source.slot import state_schemas
 from parapply.target.session import settings
-from parapply.target.state import cutovers
+from parapply.target.state import cutovers, heals, requests
 from parapply.target.state import schema as state_schema
 from parapply.target.state import slots as state
-from parapply.vocabulary import CutoverStep
+from parapply.vocabulary import CutoverStep, DaemonState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -403,6 +403,30 @@ async def test_every_role_reads_the_step_of_a_cut_over_until_the_last_is_done(ta
         assert target_db.rows(is_open) == [(True,)]
         await cutovers.forget(conn, "x", second)
     assert target_db.rows(is_open) == [(False,)]
+
+
+async def test_a_heal_sets_no_lag(target_db: Database) -> None:
+    """No daemon has looked at the publisher since: the lag of the slot goes on from what it was."""
+    async with control(target_db.dsn) as conn:
+        slot_id = await made(conn, "x")
+        target_db.execute("UPDATE x.slots SET lag_s = 1, updated_at = updated_at - interval '1 hour'")
+        await heals.begin(conn, "x", slot_id, source_lsn=1, source_started_us=1, state=DaemonState.LOST)
+        lag = "SELECT lag_s > 3600, updated_at > now() - interval '1 minute' FROM x.slots"
+        assert target_db.rows(lag) == [(True, True)]
+        await heals.finish(conn, "x", slot_id, lsn=1, timeline=1, publications=[], source_oids=[])
+        assert target_db.rows(lag) == [(True, True)]
+
+
+async def test_a_refused_snapshot_stays_refused(target_db: Database) -> None:
+    """An LSN that the command names late does not hide why the daemon has given up."""
+    async with control(target_db.dsn) as conn:
+        slot_id = await made(conn, "x")
+        number = await requests.ask(conn, "x", slot_id, None, stands=True)
+        for answer in ("standing", "refused", "go"):
+            await requests.answer(conn, "x", slot_id, number, answer, reason="no LSN" if answer == "refused" else "")
+        found = await requests.read(conn, "x", number)
+        assert found is not None
+        assert (found.state, found.reason) == ("refused", "no LSN")
 
 
 async def test_a_table_named_like_ours_makes_no_state_schema(target_db: Database) -> None:
