@@ -61,7 +61,7 @@ EVENTS: Final = {
     "ddl_left_out": "warning: a command of the publisher has not run on the target; why",
     "ddl_awaited": "info: a command of the publisher that cannot run in a transaction will run after this one",
     "ddl_failed": "warning: such a command has not run, and why; it is tried again, at the latest by the next start",
-    "skip_passed": "warning: an accepted request came too late, or no transaction ends there",
+    "skip_passed": "warning: an accepted request came too late, nothing ends there, or the history is another",
     "skip_not_whole": "warning: changes of a skipped transaction are not kept: the target does not have their tables",
     "batch_blocked": "warning: a batch waits for a lock of a foreign session; told again at growing intervals",
     "session_blocked": "warning: a session of the slot's that is no worker's waits for a lock; end: on which side",

@@ -15,8 +15,9 @@ from parapply.conflict import listing
 from parapply.conflict.history import ConflictHistory
 from parapply.conflict.kinds import Conflict, Policy, Source
 from parapply.conflict.replay import Effect, as_lines, replay
+from parapply.conflict.skips import forget_other_history
 from parapply.errors import TargetRefused
-from parapply.model import format_lsn
+from parapply.model import format_lsn, parse_lsn
 from parapply.vocabulary import ConflictOutcome, ConflictType
 from tests.integration.test_state import control, made
 
@@ -52,6 +53,28 @@ def test_t68_a_large_transaction_takes_no_name_of_the_one_before(target_db: Data
     asyncio.run(run())
     named = target_db.rows(f"SELECT remote_xid, remote_lsn::text, attempts FROM {_SCHEMA}.conflicts ORDER BY 1")
     assert named == [(11, format_lsn(0x1030), 1), (12, format_lsn(0x1060), 1)]
+
+
+async def test_another_history_takes_none_of_what_was_asked_of_this_one(target_db: Database) -> None:
+    """On another timeline requests and stopped conflicts above the watermark are forgotten, and nothing else."""
+    later = parse_lsn("FF/FFFFFFF0") + 8  # the watermark is below
+    async with control(target_db.dsn) as conn:
+        slot_id = await made(conn, _SCHEMA)
+        history = ConflictHistory(_SCHEMA, slot_id)
+        for end_lsn in (0x1030, later):
+            for number, outcome in enumerate((ConflictOutcome.STOPPED, ConflictOutcome.SKIPPED)):
+                source = Source(xid=11, commit_lsn=end_lsn - 8, end_lsn=end_lsn, commit_time_us=0)
+                one = msgspec.structs.replace(_FIRST, source=source, change_no=number, outcome=outcome)
+                await history.write(conn, one)
+        asked = f"INSERT INTO {_SCHEMA}.skips (slot_id, lsn, outcome) VALUES ({slot_id}, '{{}}', '{{}}')"
+        for lsn, status in ((format_lsn(later), "accepted"), (format_lsn(later + 8), "skipped"), ("0/1", "requested")):
+            target_db.execute(asked.format(lsn, status))
+        assert await forget_other_history(conn, _SCHEMA, slot_id, 1) == []
+        assert target_db.rows(f"SELECT count(*) FROM {_SCHEMA}.skips") == [(3,)]
+        assert await forget_other_history(conn, _SCHEMA, slot_id, 2) == [format_lsn(later)]
+    assert target_db.rows(f"SELECT lsn::text FROM {_SCHEMA}.skips") == [("0/1",)]
+    left = target_db.rows(f"SELECT remote_lsn::text, outcome FROM {_SCHEMA}.conflicts ORDER BY conflict_id")
+    assert left == [("0/1030", "stopped"), ("0/1030", "skipped"), (format_lsn(later), "skipped")]
 
 
 async def _kept(conn: Connection, *conflicts: Conflict) -> list[dict[str, object]]:

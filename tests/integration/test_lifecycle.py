@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import secrets
 import signal
@@ -22,20 +21,22 @@ from psycopg import sql
 from parapply import connect
 from parapply.commands import lifecycle, status
 from parapply.commands import state_reader as reading
+from parapply.commands.conflicts import replay_conflicts
 from parapply.config import Config, load_config
 from parapply.config_mapping import MappingConfig, TargetPlace
+from parapply.conflict.listing import Filter
 from parapply.copy import left_out
-from parapply.errors import LeaseHeld, ParapplyError, SlotBusy, SourceRefused, TargetRefused
+from parapply.errors import LeaseHeld, ParapplyError, SlotBusy, SourceRefused, StateClosed, TargetRefused
 from parapply.init import init
 from parapply.login import Login
 from parapply.migrate import follow
 from parapply.model import format_lsn, parse_lsn
 from parapply.source import failover
 from parapply.target.session import lease, settings
-from parapply.target.state import copies
+from parapply.target.state import copies, migrations
 from parapply.target.state import slots as state
 from parapply.top.layout import state_text
-from parapply.vocabulary import CopyState
+from parapply.vocabulary import CopyState, MigrationStep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -274,18 +275,75 @@ def test_a_daemon_that_another_one_was_before_is_told_from_one_that_failed(pair:
 
 
 def test_drop_asks_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a yes nothing is touched."""
+    """Without a yes nothing is touched; until the answer no other command drops it, to make another of its name."""
     init(pair.config)
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+
+    def refuse(_: str) -> bool:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(LeaseHeld):
+            pool.submit(lifecycle.drop, pair.config, assume_yes=True).result()
+        return False
+
+    monkeypatch.setattr("click.confirm", refuse)
     with pytest.raises(ParapplyError, match="nothing was dropped"):
         lifecycle.drop(pair.config, assume_yes=False)
     assert pair.state("SELECT count(*) FROM {s}.slots") == [(1,)]
 
 
-def test_drop_refuses_while_used(pair: Pair) -> None:
-    """Neither a slot that is read nor one whose daemon holds the lease is dropped."""
+def test_drop_leaves_notes_of_another_migration(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    """A migration whose slot is yet to be made keeps its notes; its own drop takes them, and an item alone also."""
     init(pair.config)
-    ((slot_id,),) = pair.state("SELECT slot_id FROM {s}.slots")
+    ((publisher,),) = pair.state("SELECT system_identifier FROM {s}.slots")
+    other = migrations.Migration(schema=SCHEMA, slot_name=f"{pair.slot}_2", system_identifier=str(publisher))
+    own = replace(other, slot_name=pair.slot)
+
+    async def note() -> None:
+        async with await connect.open_target(pair.config, "test") as conn:
+            await migrations.begin(conn, other, MigrationStep.SCHEMA, "kept")
+            with pytest.raises(TargetRefused, match="are no longer on the target"):
+                await migrations.add_item(conn, own, "made without a note")
+
+    asyncio.run(note())
+    lifecycle.drop(pair.config, assume_yes=True)
+    assert pair.state("SELECT slot_name, options FROM {s}.migrations") == [(other.slot_name, "kept")]
+    pair.state("UPDATE {s}.migrations SET slot_name = 'gone' RETURNING 1")
+    pair.state(f"INSERT INTO {{s}}.migration_items VALUES ('{pair.slot}', '{publisher}', 'left') RETURNING 1")
+    make_slot = "SELECT pg_create_logical_replication_slot('{}', 'pgoutput')"
+    # The state of this one is gone.
+    pair.source.execute(make_slot.format(pair.slot))
+    lifecycle.drop(pair.config, assume_yes=True)
+    assert pair.state("SELECT item FROM {s}.migration_items") == []
+    capsys.readouterr()
+    lifecycle.drop(changed(pair.config, "source", slot="gone"), assume_yes=True)
+    assert "dropped, no slot was left in it" in capsys.readouterr().out
+
+
+def test_a_replay_is_refused_if_a_cut_over_began_while_it_asked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that come once the target is compared would stand on one side only."""
+    init(pair.config)
+    pair.state(
+        "INSERT INTO {s}.conflicts (slot_id, conflict_type, schema_name, table_name, operation, key, remote_row,"
+        " is_complete, constraints, remote_lsn, remote_xid, remote_commit_time, change_no, policy, outcome)"
+        " SELECT slot_id, 'insert_exists', 'public', 't', 'insert', jsonb_build_object('i', '1'),"
+        " jsonb_build_object('i', '1'), true, ARRAY[]::text[], '0/1', 7, now(), 1, 'skip', 'skipped'"
+        " FROM {s}.slots RETURNING 1"
+    )
+
+    def fence(*_: object, **__: object) -> bool:
+        note = "INSERT INTO {s}.cutovers (slot_id, step, reverse_slot, made_slot, made_publication, fence, opens)"
+        pair.state(f"{note} SELECT slot_id, 'fencing', 'back', true, true, 'database', '' FROM {{s}}.slots RETURNING 1")
+        return True
+
+    monkeypatch.setattr("click.confirm", fence)
+    with pytest.raises(StateClosed, match="was cut over: it is under way, at the step fencing"):
+        asyncio.run(replay_conflicts(pair.config, Filter(), is_dry=False, assume_yes=False, as_json=False))
+    assert pair.target.rows("SELECT i FROM t") == []
+
+
+def test_drop_refuses_while_used(pair: Pair) -> None:
+    """No slot that is read is dropped, and none whose daemon holds the lease, or that a migration is at work on."""
+    init(pair.config)
+    ((slot_id, publisher),) = pair.state("SELECT slot_id, system_identifier FROM {s}.slots")
+    migration = migrations.Migration(schema=SCHEMA, slot_name=pair.slot, system_identifier=str(publisher))
 
     async def hold() -> None:
         async with await connect.open_target(pair.config, "test") as conn:
@@ -294,6 +352,10 @@ def test_drop_refuses_while_used(pair: Pair) -> None:
                 await asyncio.to_thread(lifecycle.drop, pair.config, assume_yes=True)
             report = await reading.collect(pair.config)
             assert report["is_daemon_connected"]
+        async with await connect.open_target(pair.config, "test") as conn:
+            await migrations.lock(conn, migration, 0)
+            with pytest.raises(LeaseHeld, match="another command works on the migration"):
+                await asyncio.to_thread(lifecycle.drop, pair.config, assume_yes=True)
 
     asyncio.run(hold())
     with psycopg.connect(pair.source.dsn_with(replication="database"), autocommit=True) as stream:

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import psycopg
 import pytest
 from psycopg import pq, sql
@@ -16,8 +17,10 @@ from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
 from parapply.source.slot import state_schemas
 from parapply.target.session import settings
+from parapply.target.state import cutovers, heals, requests
 from parapply.target.state import schema as state_schema
 from parapply.target.state import slots as state
+from parapply.vocabulary import CutoverStep, DaemonState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -345,8 +348,10 @@ async def test_wait_for_returns_as_soon_as_the_progress_is_there(target_db: Data
             await reader.execute("ROLLBACK")
 
 
+@pytest.mark.bare_target
 async def test_a_monitoring_role_may_read_everything_and_write_nothing(target_db: Database) -> None:
-    """A role of pg_monitor inspects the progress without further grants."""
+    """A role of pg_monitor inspects the progress without further grants, and no queue of commands that was there."""
+    target_db.execute("CREATE SCHEMA parapply; CREATE TABLE parapply.ddl_queue (id int PRIMARY KEY, command text)")
     target_db.execute("DROP ROLE IF EXISTS parapply_watcher")
     target_db.execute("CREATE ROLE parapply_watcher LOGIN IN ROLE pg_monitor")
     async with control(target_db.dsn) as conn:
@@ -356,8 +361,72 @@ async def test_a_monitoring_role_may_read_everything_and_write_nothing(target_db
             watcher.execute(sql.SQL("SELECT * FROM parapply.{}").format(sql.Identifier(relation)))
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             watcher.execute("DELETE FROM parapply.applied")
+        hidden = watcher.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'parapply'::regnamespace AND relkind IN ('r', 'v')"
+            " AND NOT has_any_column_privilege(oid, 'SELECT')"
+        ).fetchall()
+        assert hidden == [("ddl_queue",)]
     target_db.execute("DROP OWNED BY parapply_watcher")
     target_db.execute("DROP ROLE parapply_watcher")
+
+
+async def test_every_role_reads_the_step_of_a_cut_over_until_the_last_is_done(target_db: Database) -> None:
+    """A role that cannot have it so begins none; one that ends as another begins leaves the right."""
+    cutover = cutovers.Cutover(
+        step=CutoverStep.PREPARING, reverse_slot="back", made_slot=False, made_publication=False, fence="database",
+        opens="", fence_lsn=None, takeover_lsn=None, fenced_s=None, gap_s=None,
+    )  # fmt: skip
+    role = f"mallory_{target_db.dbname}"
+    is_open = "SELECT has_schema_privilege('public', 'x', 'USAGE')"
+    async with control(target_db.dsn) as conn, control(target_db.dsn) as other:
+        first = await made(conn, "x")
+        second = await state.create(conn, "x", msgspec.structs.replace(NEW, slot_name="t"))
+        target_db.execute(
+            f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA x TO {role}; GRANT ALL ON ALL TABLES IN SCHEMA x TO {role}"
+        )
+        try:
+            await conn.execute(f"SET ROLE {role}".encode())
+            with pytest.raises(TargetRefused, match="may not let all roles read the step") as refused:
+                await cutovers.begin(conn, "x", first, cutover)
+            assert 'GRANT SELECT (step, reverse_slot) ON "x".cutovers TO PUBLIC;' in refused.value.hint
+            await conn.execute(b"RESET ROLE")
+            assert target_db.rows("SELECT FROM x.cutovers") == []
+        finally:
+            target_db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        await cutovers.begin(conn, "x", first, cutover)
+        async with other.transaction():
+            await cutovers.begin(other, "x", second, cutover)
+            ending = asyncio.create_task(cutovers.forget(conn, "x", first))
+            waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'x.cutovers'::regclass AND NOT granted)"
+            await asyncio.to_thread(target_db.wait_until, waits)
+        await ending
+        assert target_db.rows(is_open) == [(True,)]
+        await cutovers.forget(conn, "x", second)
+    assert target_db.rows(is_open) == [(False,)]
+
+
+async def test_a_heal_sets_no_lag(target_db: Database) -> None:
+    """No daemon has looked at the publisher since: the lag of the slot goes on from what it was."""
+    async with control(target_db.dsn) as conn:
+        slot_id = await made(conn, "x")
+        target_db.execute("UPDATE x.slots SET lag_s = 1, updated_at = updated_at - interval '1 hour'")
+        await heals.begin(conn, "x", slot_id, source_lsn=1, source_started_us=1, state=DaemonState.LOST)
+        lag = "SELECT lag_s > 3600, updated_at > now() - interval '1 minute' FROM x.slots"
+        assert target_db.rows(lag) == [(True, True)]
+        await heals.finish(conn, "x", slot_id, lsn=1, timeline=1, publications=[], source_oids=[])
+        assert target_db.rows(lag) == [(True, True)]
+
+
+async def test_a_refused_snapshot_stays_refused(target_db: Database) -> None:
+    """An LSN that the command names late does not hide why the daemon has given up."""
+    async with control(target_db.dsn) as conn:
+        slot_id = await made(conn, "x")
+        number = await requests.ask(conn, "x", slot_id, None, stands=True)
+        for answer in ("standing", "refused", "go"):
+            await requests.answer(conn, "x", slot_id, number, answer, reason="no LSN" if answer == "refused" else "")
+        found = await requests.read(conn, "x", number)
+        assert found is not None
+        assert (found.state, found.reason) == ("refused", "no LSN")
 
 
 async def test_a_table_named_like_ours_makes_no_state_schema(target_db: Database) -> None:

@@ -75,9 +75,9 @@ def test_t68_a_settled_conflict_and_a_kill(pair: Pair) -> None:
 
 
 def test_a_snapshot_says_that_changes_were_left_out(pair: Pair, run_command: RunCommand) -> None:
-    """It equals the publisher but for them; without any it says so without more."""
+    """It equals the publisher but for them, in the history or not, since a heal; without any it says nothing more."""
     pair.create(_TABLE)
-    pair.target.execute("INSERT INTO t VALUES (7, 'local')")
+    pair.target.execute("INSERT INTO t VALUES (7, 'local'), (8, 'local')")
     daemon = pair.start(settings=_KEEP_LOCAL)
     taken = run_command(pair.route, "snapshot", "--", "true")
     assert " equals the publisher at " in taken.stdout, taken.stderr
@@ -86,6 +86,22 @@ def test_a_snapshot_says_that_changes_were_left_out(pair: Pair, run_command: Run
     daemon.wait_caught_up()
     taken = run_command(pair.route, "snapshot", "--", "true")
     assert ", but for 1 change that was left out (`parapply conflicts list`) (paused " in taken.stdout
+    assert run_command(pair.route, "conflicts drop", "--all", "--yes").returncode == 0
+    pair.write("INSERT INTO t VALUES (8, 'remote')")
+    daemon.wait_caught_up()
+    taken = run_command(pair.route, "snapshot", "--", "true")
+    left = "that were left out (`parapply conflicts list`, which no longer has 1 of them) (paused "
+    assert f", but for 2 changes {left}" in taken.stdout
+    replayed = run_command(pair.route, "conflicts replay", "--outcome", "kept_local", "--yes")
+    assert replayed.returncode == 0, replayed.stderr
+    taken = run_command(pair.route, "snapshot", "--json", "--", "true")
+    assert [(one["n_left_out"], one["n_forgotten"]) for one in json.loads(taken.stdout)] == [(1, 1)]
+    # As a heal leaves it.
+    pair.target.execute(
+        "UPDATE parapply.conflicts SET replayed_at = NULL; UPDATE parapply.slots SET n_forgotten = 0,"
+        " begin_lsn = lowest_lsn"
+    )
+    assert "left out" not in run_command(pair.route, "snapshot", "--", "true").stdout
 
 
 def test_t69_no_policy_ever_hides_a_change_of_order(pair: Pair) -> None:
@@ -310,3 +326,4 @@ def test_retention(pair: Pair) -> None:
     assert pair.target.rows("SELECT key->>'id' FROM parapply.conflicts ORDER BY 1") == [("1",), ("3",), ("4",), ("5",)]
     pair.drain(settings={"conflict.keep_s": 0})
     assert pair.target.rows("SELECT key->>'id' FROM parapply.conflicts") == [("1",)]
+    assert pair.target.rows("SELECT n_forgotten FROM parapply.slots") == [(4,)]

@@ -171,6 +171,11 @@ def test_new_tables_from_their_first_row_on(
     told = [event for event in daemon.events if event["level"] in {"warning", "error"}]
     # The publisher's catalogue shows it before the stream has come to the command that makes it.
     assert [event for event in told if event.get("relation") not in {"public.in_progress", "public.early"}] == []
+    # A publisher that was put back gives a number once more.
+    source_db.execute(f"SELECT pg_drop_replication_slot('{pair.route.slot}')")
+    target_db.execute("UPDATE parapply.ddl SET command = 'another' WHERE number = 2")
+    healed = run_command(pair.route, "heal --dry-run", "--set", "ddl.apply=true")
+    assert "1 commands of parapply.ddl_queue, from number 2 on, were not run here" in healed.stderr, healed
 
 
 def test_a_command_for_a_table_that_a_copy_has_not_begun_to_read(pair: Pair, run_command: RunCommand) -> None:

@@ -85,6 +85,7 @@ def test_a_promoted_standby_is_followed(
     route = Route(source=plain.source, target=target_db, slot=plain.slot, settings=settings, source_dsn=hosts)
     done = run_command(route, "init")
     assert (done.returncode, "it is a failover slot now" in done.stdout) == (0, True), done
+    target_db.execute("INSERT INTO parapply.skips (slot_id, lsn) SELECT slot_id, 'FF/0' FROM parapply.slots")
     daemon = start_daemon(route)
     commit_each(plain.source, 1, 20)
     daemon.wait_caught_up()
@@ -103,6 +104,9 @@ def test_a_promoted_standby_is_followed(
     daemon.stop()
     check_equal(followed)
     assert target_db.rows("SELECT timeline FROM parapply.slots") == [(2,)]
+    # Another transaction may end there now.
+    assert [one["end_lsn"] for one in daemon.events_of("skip_passed")] == ["FF/0"]
+    assert target_db.rows("SELECT lsn FROM parapply.skips") == []
     # It was protected; the new primary has no standby to wait for, and that is said.
     assert [one["reason"].partition(" ")[0] for one in daemon.events_of("failover_unprotected")] == [
         "synchronized_standby_slots"

@@ -95,9 +95,11 @@ def test_f12_a_slot_that_was_dropped_is_healed(
     assert (low.returncode, "nothing was changed" in low.stderr) == (4, True)
     assert before == (contents(route.target, "public"), route.target.rows("SELECT lowest_lsn FROM parapply.slots"))
     assert route.source.rows("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
+    route.target.execute("INSERT INTO parapply.skips (slot_id, lsn) SELECT slot_id, 'FF/0' FROM parapply.slots")
     done = run_command(route, "heal")
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, "the request to skip FF/0 is forgotten" in done.stderr) == (0, True), done
     assert _equal(route)
+    assert route.target.rows("SELECT lsn FROM parapply.skips") == []
     route.source.execute(_LOST.format(2))
     again = start_daemon(route)
     again.wait_caught_up()

@@ -197,6 +197,19 @@ def test_only_what_meets_the_copy_waits(route: Route, run_command: RunCommand, s
     check_equal(route, "acct", "xfer", "evt")
 
 
+def test_a_table_that_is_paused_before_its_copy_stays_paused(route: Route, run_command: RunCommand) -> None:
+    """A refresh of all has chosen it, and no lock as yet keeps another command from it."""
+    route.source.execute("INSERT INTO evt VALUES (1, 1); ALTER PUBLICATION pub ADD TABLE evt")
+    with ThreadPoolExecutor(1) as pool, foreign_transaction(route.target, "LOCK TABLE evt"):
+        copying = pool.submit(run_command, route, "refresh")
+        route.target.wait_until("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE"
+                                " 'parapply refresh%' AND wait_event_type = 'Lock')")  # fmt: skip
+        assert run_command(route, "pause", "public.evt").returncode == 0
+    assert copying.result().returncode == 0
+    assert route.target.rows("SELECT state FROM parapply.copies WHERE table_name = 'evt'") == [("waiting",)]
+    assert route.target.rows("SELECT FROM evt") == []
+
+
 def test_a_transaction_in_progress_spans_the_copy(
     route: Route, run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:

@@ -150,6 +150,34 @@ def test_t70_a_running_daemon_skips_what_it_keeps_trying(pair: Pair, run_command
         assert later.stdout == "accepted: the daemon skips it when it comes\n"
         assert run_command(pair.route, "skip", "--lsn", lsn, "--cancel").stdout == "taken back\n"
     daemon.wait_caught_up()
+    assert pair.target.rows("SELECT v FROM t WHERE id = 9") == [("later",)]
+    daemon.stop()
+
+
+@pytest.mark.parametrize("n_rows", [1, 300], ids=["small", "large"])
+def test_t70_a_request_that_is_taken_back_while_it_is_carried_out(
+    pair: Pair, run_command: RunCommand, n_rows: int
+) -> None:
+    """The answer that it is taken back holds also where the history of it is being written: the rows arrive."""
+    pair.create(_TABLE)
+    settings: Mapping[str, str | float] = {"apply.memory_limit_bytes": 16 << 20, "apply.stall_check_s": 3600}
+    pair.drain(settings=settings)
+    wait_until_gone(pair.route)
+    pair.write(f"INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series(1, {n_rows}) AS n")
+    lsn = _ends(pair)[-1]
+    pair.target.execute("""
+        CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
+          'BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN NEW; END';
+        CREATE TRIGGER wait BEFORE INSERT ON parapply.conflicts FOR EACH ROW EXECUTE FUNCTION wait();
+        ALTER TABLE parapply.conflicts ENABLE ALWAYS TRIGGER wait;
+    """)
+    assert run_command(pair.route, "skip", "--lsn", lsn).returncode == 0
+    with foreign_transaction(pair.target, "SELECT pg_advisory_xact_lock(7)"):
+        daemon = pair.start(settings=settings)
+        pair.target.wait_until(WORKER_IS_BLOCKED)
+        assert run_command(pair.route, "skip", "--lsn", lsn, "--cancel").stdout == "taken back\n"
+    pair.target.wait_until(f"SELECT count(*) = {n_rows} FROM t")
+    assert pair.target.rows("SELECT FROM parapply.conflicts") == []
     daemon.stop()
 
 

@@ -239,8 +239,11 @@ def test_what_others_prepare_is_not_the_slots(
     for each in (other, route):
         new_slot(each)
     _slot_id(other)
-    gid = f"parapply_{_slot_id(route)}_1000_FFFFFFFF/FFFFFFF0"
+    slot_id = _slot_id(route)
+    gid = f"parapply_{slot_id}_1000_FFFFFFFF/FFFFFFF0"
     prepared(gid)
+    prepared(f"parapply_{slot_id}_{'9' * 20}_0/0")
+    assert route.target.rows("SELECT gid FROM parapply.prepared") == [], "nor shown as its own, or by an error"
     daemon = Daemon(route)
     try:
         daemon.wait_caught_up()

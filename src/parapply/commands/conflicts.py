@@ -152,6 +152,9 @@ async def replay_conflicts(config: Config, wanted: Filter, *, is_dry: bool, assu
             has_origin = await connect.carry_origin(config, conn, slot_id, "replay", "a replay", tables)
             stamps = has_origin and (await settings.target_settings(conn)).may_stamp
             async with conn.transaction():
+                # The answer may have taken a while.
+                await cutovers.hold_off(conn, schema)
+                await cutovers.check_may_write(conn, schema, slot_id, config.source.slot, until=cutovers.COPIES_STOP)
                 if stamps:
                     with settings.target_errors("setting the replay's commit time"):
                         await conn.execute(_STAMP)

@@ -40,6 +40,8 @@ _CALL_S = 5.0
 _PATIENCE_S = 3.0
 #: Seconds for the walsender of a daemon that was killed just now to end: it sees that only when it next sends or reads.
 _READER_ENDS_S = 5.0
+#: The same for the session of a `migrate` or `drop` that was killed just now.
+_MIGRATION_ENDS_S = 1.0
 
 
 @asynccontextmanager
@@ -72,7 +74,7 @@ async def new_slot(source: slot.Connection, name: str) -> AsyncIterator[None]:
 def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command line passes it by position
     """Remove the slot and its state, and the state schema when no slot is left in it; ask first.
 
-    Raise SlotBusy if a process reads the slot, LeaseHeld if a daemon or a copy runs.
+    Raise SlotBusy if a process reads the slot, LeaseHeld if a daemon, a copy or a migration runs.
     """
     asyncio.run(drop_one(config, assume_yes=assume_yes))
 
@@ -114,10 +116,13 @@ async def drop_one(config: Config, *, assume_yes: bool = True) -> bool:
     """Do what `drop` does, and return whether something existed; errors as there."""
     schema, name = config.target.state_schema, config.source.slot
     async with open_both(config, "drop") as ends:
-        await _wait_until_idle(ends.source, name)
+        publisher = await _wait_until_idle(ends.source, name)
+        migration = migrations.Migration(schema=schema, slot_name=name, system_identifier=publisher)
+        # Until the end: another `drop` would let a slot and a state be made that were not asked about.
+        await migrations.lock(ends.target, migration, _MIGRATION_ENDS_S)
         facts, found = await _look(config, ends)
         if facts.slot is None and found is None:
-            if await _forget_migration(config, ends.target, facts):
+            if await _forget_migration(ends.target, migration):
                 return True
             click.echo(f"slot {name!r}: neither slot nor state; nothing to do")
             return False
@@ -138,6 +143,8 @@ async def drop_one(config: Config, *, assume_yes: bool = True) -> bool:
             click.echo(f"source: slot {name!r} dropped")
         if found:
             await _remove_state(ends.target, schema, found.slot_id, name)
+        else:
+            await _forget_migration(ends.target, migration)
     return True
 
 
@@ -168,25 +175,23 @@ async def make_left_indexes(config: Config, target: settings.Connection, tables:
                 raise
 
 
-async def _wait_until_idle(source: slot.Connection, name: str) -> None:
-    """Return once no process reads a slot, or after `_READER_ENDS_S`."""
+async def _wait_until_idle(source: slot.Connection, name: str) -> str:
+    """Return the publisher's system identifier once no process reads a slot, or after `_READER_ENDS_S`."""
     until_s = time.monotonic() + _READER_ENDS_S
-    while time.monotonic() < until_s:
+    while True:
         facts = await slot.inspect(source, name)
-        if facts.slot is None or facts.slot.active_pid is None:
-            return
+        if facts.slot is None or facts.slot.active_pid is None or time.monotonic() >= until_s:
+            return facts.system_identifier
         await asyncio.sleep(_POLL_MAX_S)
 
 
-async def _forget_migration(config: Config, target: settings.Connection, facts: slot.SourceFacts) -> bool:
+async def _forget_migration(target: settings.Connection, migration: migrations.Migration) -> bool:
     """Forget a migration that was ended before its copy had begun; return whether one existed."""
-    schema, name = config.target.state_schema, config.source.slot
-    migration = migrations.Migration(schema=schema, slot_name=name, system_identifier=facts.system_identifier)
-    if not await migrations.load(target, migration):
+    if not await state.has_schema(target, migration.schema) or not await migrations.forget(target, migration):
         return False
-    await migrations.forget(target, migration)
+    name = migration.slot_name
     click.echo(f"target: steps of the migration with slot {name!r} removed; what they have made stays")
-    await _drop_schema(target, schema)
+    await _drop_schema(target, migration.schema)
     return True
 
 

@@ -21,6 +21,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import connect
+from parapply.conflict.history import LEFT_OUT
 from parapply.errors import ParapplyError, TargetLost, TargetRefused
 from parapply.model import format_lsn
 from parapply.target.session import lease, settings
@@ -39,7 +40,14 @@ _SNAPSHOT_VARIABLE = "PARAPPLY_SNAPSHOT"
 _LSN_VARIABLE = "PARAPPLY_LSN"
 #: Seconds between two looks at a request without a notification.
 _LOOK_S = 0.5
-_LEFT_OUT: Final = "SELECT count(*) FROM {s}.conflicts WHERE slot_id = $1::int AND outcome IN ('skipped', 'kept_local')"
+#: Where a copy of a table, or a heal, is of a later LSN, nothing is missing.
+_LEFT_OUT: Final = (
+    "SELECT s.n_forgotten, (SELECT pg_catalog.count(*) FROM {s}.conflicts AS c"  # noqa: S608  own text
+    f" WHERE c.slot_id = s.slot_id AND c.remote_lsn > s.begin_lsn AND {LEFT_OUT} AND NOT EXISTS"
+    " (SELECT FROM {s}.copies AS t WHERE t.slot_id = c.slot_id AND t.schema_name = c.schema_name"
+    " AND t.table_name = c.table_name AND t.state = 'copied' AND t.start_lsn >= c.remote_lsn))"
+    " FROM {s}.slots AS s WHERE s.slot_id = $1::int"
+)
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +57,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     at_lsn: int  # of the publisher: every transaction that ends here or before is in it, and no other
     pause_s: float  # for which nothing later was applied
     slot_name: str
-    n_left_out: int  # changes that the history knows as left out by a policy or a skip: the publisher has them
+    n_left_out: int  # changes that a policy or a skip has left out: the publisher has them
+    n_forgotten: int  # of them that the history no longer holds
 
 
 @asynccontextmanager
@@ -174,13 +183,14 @@ class _Asking:
         await requests.answer(self._asking, self._schema, self._slot_id, self._request_id, "taken")
         with settings.target_errors("reading the history of conflicts"):
             query = state.in_schema(_LEFT_OUT, self._schema)
-            ((n_left_out,),) = await settings.rows(self._keeping, query, [self._slot_id])
+            ((n_forgotten, n_kept),) = await settings.rows(self._keeping, query, [self._slot_id])
         return Snapshot(
             name=name,
             at_lsn=ready.at_lsn,
             pause_s=ready.pause_s or 0.0,
             slot_name=self._slot_name,
-            n_left_out=n_left_out,
+            n_left_out=n_kept + n_forgotten,
+            n_forgotten=n_forgotten,
         )
 
     async def withdraw(self) -> None:
@@ -221,7 +231,8 @@ def _but_for(one: Snapshot) -> str:
     if not one.n_left_out:
         return ""
     changes = "1 change that was" if one.n_left_out == 1 else f"{one.n_left_out} changes that were"
-    return f", but for {changes} left out (`parapply conflicts list`)"
+    gone = f", which no longer has {one.n_forgotten} of them" if one.n_forgotten else ""
+    return f", but for {changes} left out (`parapply conflicts list`{gone})"
 
 
 def _document(one: Snapshot) -> dict[str, str | float]:
@@ -231,6 +242,7 @@ def _document(one: Snapshot) -> dict[str, str | float]:
         "at_lsn": format_lsn(one.at_lsn),
         "pause_s": round(one.pause_s, 6),
         "n_left_out": one.n_left_out,
+        "n_forgotten": one.n_forgotten,
     }
 
 

@@ -40,6 +40,17 @@ _WRITE: Final = (
     " EXCLUDED.outcome, c.attempts + 1)"
 )
 
+#: Changes of the publisher that rows of the target lack.
+LEFT_OUT: Final = "outcome IN ('skipped', 'kept_local') AND replayed_at IS NULL"
+#: Drops what a condition names, with $1 the slot, and returns how many; of changes left out the number is kept.
+DROPPING: Final = (
+    f"WITH dropped AS (DELETE FROM {{s}}.conflicts WHERE CONDITION RETURNING remote_lsn, {LEFT_OUT} AS is_left_out),"  # noqa: S608  own text
+    " noted AS (UPDATE {s}.slots AS s SET n_forgotten = s.n_forgotten + (SELECT pg_catalog.count(*) FROM dropped AS d"
+    " WHERE d.is_left_out AND d.remote_lsn > s.begin_lsn)"
+    " WHERE s.slot_id = $1::int AND EXISTS (SELECT FROM dropped AS d WHERE d.is_left_out))"
+    " SELECT pg_catalog.count(*) FROM dropped"
+)
+
 #: An earlier run may have stopped at the same change and known the end.
 _DROP_NAMED: Final = (
     "DELETE FROM {s}.conflicts AS c USING {s}.conflicts AS n WHERE c.slot_id = $1::int AND c.remote_lsn = $3::pg_lsn"
@@ -106,12 +117,13 @@ class ConflictHistory:
         Raises:
             TargetRefused, TargetLost: as `write`.
         """
-        query = (
-            "DELETE FROM {s}.conflicts WHERE conflict_id IN (SELECT conflict_id FROM {s}.conflicts WHERE"
+        query = DROPPING.replace(
+            "CONDITION",
+            "conflict_id IN (SELECT conflict_id FROM {s}.conflicts WHERE"
             " slot_id = $1::int AND outcome <> $4 AND (recorded_at < pg_catalog.clock_timestamp()"
             " - $2::float8 * '1 second'::interval OR conflict_id <= (SELECT conflict_id FROM {s}.conflicts"
             " WHERE slot_id = $1::int ORDER BY conflict_id DESC OFFSET $3::bigint LIMIT 1))"
-            " FOR UPDATE SKIP LOCKED)"
+            " FOR UPDATE SKIP LOCKED)",
         )
         values = [self._slot_id, keep_s, keep_rows, ConflictOutcome.STOPPED.value]
         await state_rows(conn, self._schema, "pruning the history of conflicts", query, values)

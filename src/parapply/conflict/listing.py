@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import psycopg
 
+from parapply.conflict.history import DROPPING
 from parapply.errors import ConfigError
 from parapply.model import format_lsn
 from parapply.target.session.settings import rows, target_errors
@@ -47,7 +48,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _WHERE: Final = (
-    " WHERE slot_id = $1::int AND ($2::bigint[] IS NULL OR conflict_id = ANY ($2::bigint[]))"
+    "slot_id = $1::int AND ($2::bigint[] IS NULL OR conflict_id = ANY ($2::bigint[]))"
     " AND ($3::text IS NULL OR conflict_type = $3) AND ($4::text IS NULL OR schema_name || '.' || table_name = $4)"
     " AND ($5::text IS NULL OR outcome = $5) AND ($6::pg_lsn IS NULL OR remote_lsn = $6::pg_lsn)"
     " AND ($7::timestamptz IS NULL OR recorded_at >= $7::timestamptz)"
@@ -66,7 +67,7 @@ async def read(
     """
     columns = _COLUMNS + (_ROWS if with_rows else "")
     query = in_schema(
-        f"SELECT * FROM (SELECT {columns} FROM {{s}}.conflicts {_WHERE}"  # noqa: S608  own text
+        f"SELECT * FROM (SELECT {columns} FROM {{s}}.conflicts WHERE {_WHERE}"  # noqa: S608  own text
         " ORDER BY conflicts.remote_lsn DESC, change_no DESC, conflict_type DESC LIMIT nullif($8::bigint, 0)) AS latest"
         " ORDER BY remote_lsn::pg_lsn, change_no, conflict_type",
         schema,
@@ -83,12 +84,13 @@ async def read(
 
 async def drop(conn: Connection, schema: str, slot_id: int, wanted: Filter) -> int:
     """Drop conflicts from the history and return how many; raise ConfigError if a filter cannot be read."""
-    query = in_schema(f"DELETE FROM {{s}}.conflicts {_WHERE} RETURNING 1", schema)  # noqa: S608  own text
+    query = in_schema(DROPPING.replace("CONDITION", _WHERE), schema)
     with target_errors("dropping conflicts from the history"):
         try:
-            return len(await rows(conn, query, [slot_id, *_values(wanted)]))
+            ((n_dropped,),) = await rows(conn, query, [slot_id, *_values(wanted)])
         except psycopg.DataError as error:
             raise ConfigError("a filter is not written as it must be", hint="--since takes a time") from error
+    return int(n_dropped)
 
 
 async def count(conn: Connection, schema: str, slot_id: int) -> list[dict[str, Any]]:

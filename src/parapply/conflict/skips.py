@@ -30,6 +30,33 @@ if TYPE_CHECKING:
 
 _OPEN: Final = "outcome IN ('requested', 'accepted')"
 _PASSED_HINT: Final = "its rows are on the target if a transaction ends there; undo them there if they must not be"
+#: The same for a request that is forgotten with its history.
+OTHER_HISTORY_HINT: Final = "the publisher's history is another one since: ask again if a transaction stops the daemon"
+#: Rows that prepared transactions have written are locked until the outcome (T-37).
+_FORGET: Final = """
+WITH of AS (SELECT s.slot_id, s.lowest_lsn FROM {s}.slots AS s
+             WHERE s.slot_id = $1::int AND ($2::int IS NULL OR s.timeline <> $2::int)),
+     stopped AS (DELETE FROM {s}.conflicts WHERE conflict_id IN
+                 (SELECT c.conflict_id FROM {s}.conflicts AS c JOIN of USING (slot_id)
+                   WHERE c.outcome = 'stopped' AND c.remote_lsn > of.lowest_lsn FOR UPDATE OF c SKIP LOCKED))
+DELETE FROM {s}.skips WHERE (slot_id, lsn) IN
+       (SELECT k.slot_id, k.lsn FROM {s}.skips AS k JOIN of USING (slot_id)
+         WHERE k.lsn > of.lowest_lsn FOR UPDATE OF k SKIP LOCKED)
+RETURNING lsn::text, outcome"""
+
+
+async def forget_other_history(conn: Connection, schema: str, slot_id: int, timeline: int | None) -> list[str]:
+    """Forget requests and stopped conflicts above the watermark if the slot's timeline is not this one.
+
+    There another transaction may end at the same LSN. Where the histories part is not known here, so some of them may
+    be of both: the daemon stops again. None for the timeline is another history in any case, as after a heal. Return
+    the LSNs that were asked for.
+
+    Raises:
+        TargetRefused, TargetLost: as everywhere.
+    """
+    found = await state_rows(conn, schema, "forgetting what was asked of another history", _FORGET, [slot_id, timeline])
+    return [lsn for lsn, outcome in found if outcome in {"requested", "accepted"}]
 
 
 class Skips:
@@ -110,15 +137,19 @@ class Skips:
         values = [self.slot_id, format_lsn(end_lsn), format_lsn(commit_lsn)]
         await state_rows(conn, self.schema, "writing which transaction to skip", query, values)
 
-    def finishing(self, end_lsn: int, xid: int) -> list[Statement]:
-        """Return the statements that say that a transaction is skipped, for the target transaction that records it."""
+    def finishing(self, end_lsn: int, xid: int) -> tuple[Statement, Statement]:
+        """Return the statements that say that a transaction is skipped, for the target transaction that records it.
+
+        The first one returns no row if the request was taken back since `find`.
+        """
         lsn = format_lsn(end_lsn).encode()
         slot = str(self.slot_id).encode()
-        return [
+        return (
             statement(
                 self._text(
-                    "UPDATE {s}.skips SET outcome = 'skipped', remote_xid = $3::bigint,"
+                    "UPDATE {s}.skips SET outcome = 'skipped', remote_xid = $3::bigint,"  # noqa: S608  own text
                     " resolved_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int AND lsn = $2::pg_lsn"
+                    f" AND {_OPEN} RETURNING true"
                 ),
                 [slot, lsn, str(xid).encode()],
             ),
@@ -130,7 +161,7 @@ class Skips:
                 ),
                 [slot, lsn],
             ),
-        ]
+        )
 
     async def _answer(self, conn: Connection, end_lsn: int, outcome: str) -> bool:
         resolved = "pg_catalog.clock_timestamp()" if outcome == "passed" else "NULL"

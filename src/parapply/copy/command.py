@@ -17,6 +17,7 @@ import psycopg
 from parapply import connect, continuity, failpoints, sharing
 from parapply.amounts import few
 from parapply.commands import lifecycle
+from parapply.conflict.skips import OTHER_HISTORY_HINT, forget_other_history
 from parapply.copy import left_out, replaced, slot_guard
 from parapply.copy import schema as schemas
 from parapply.copy import snapshot as snapshots
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from parapply.copy.published import PublishedTable
     from parapply.copy.snapshot import SourceSnapshot
     from parapply.plan.copy_starts import Name
+    from parapply.wire.ddl_queue import CommandName
 
 #: Seconds between two checks whether the daemon knows of the copy.
 _POLL_S = 0.02
@@ -67,7 +69,7 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
     ends: connect.Connections,
     facts: slot.SourceFacts,
     tables: Sequence[PublishedTable],
-    have_run: Collection[int] | None = None,
+    have_run: Collection[CommandName] | None = None,
 ) -> None:
     """Make slot and state, and copy all published tables.
 
@@ -77,7 +79,7 @@ async def begin(  # noqa: PLR0913, PLR0917  what is known by now
         ends: a session on both.
         facts: the publisher, with the slot if it exists: it is adopted then.
         tables: all that are published, readable for the role.
-        have_run: commands of the publisher, by number, that the target's schema has, where that was brought; a slot
+        have_run: commands of the publisher that the target's schema has, where that was brought; a slot
             that shows others is not kept.
 
     Raises:
@@ -127,7 +129,7 @@ async def go_on(
     options: CopyOptions,
     ends: connect.Connections,
     found: state.SlotState,
-    have_run: Collection[int] | None = None,
+    have_run: Collection[CommandName] | None = None,
 ) -> bool:
     """Copy the parts that an interrupted copy has left, and return whether any were left.
 
@@ -157,7 +159,7 @@ async def go_on(
     await check_readable(ends.source, tables)
     if have_run is None:
         have_run = await copy.until_commands(found.slot_id)
-    elif not await ddl_queue.numbers(ends.source) <= set(have_run):
+    elif not await ddl_queue.names(ends.source) <= set(have_run):
         raise came_late()
     await copy.check_target(tables, begun=begun)
     unpublished = sorted(left - {table.full_name for table in tables})
@@ -264,7 +266,9 @@ class _Copy:
         self._name, self._publications = config.source.slot, config.source.publications
         self._schema = config.target.state_schema
 
-    async def begin(self, tables: Sequence[PublishedTable], have_run: Collection[int] | None) -> state.SlotState | None:
+    async def begin(
+        self, tables: Sequence[PublishedTable], have_run: Collection[CommandName] | None
+    ) -> state.SlotState | None:
         """Make the slot and copy from its own snapshot, where the stream begins; return the slot if the copy pauses."""
         schema, login = self._schema, self._config.source.login
         shapes = await on_target.shapes(self._target, [table.here() for table in tables])
@@ -294,7 +298,7 @@ class _Copy:
             return None
 
     async def copy_later(
-        self, found: state.SlotState, tables: Sequence[PublishedTable], have_run: Collection[int] | None
+        self, found: state.SlotState, tables: Sequence[PublishedTable], have_run: Collection[CommandName] | None
     ) -> None:
         """Copy from a snapshot of now, although the stream has begun before; pause where that is configured."""
         try:
@@ -317,7 +321,7 @@ class _Copy:
             await self.copy_later(found, left, have_run)
 
     async def _copy_now(
-        self, found: state.SlotState, tables: Sequence[PublishedTable], have_run: Collection[int] | None
+        self, found: state.SlotState, tables: Sequence[PublishedTable], have_run: Collection[CommandName] | None
     ) -> None:
         """Copy from a snapshot of now.
 
@@ -330,6 +334,14 @@ class _Copy:
         await self.take_lock(slot_id)
         # Before the first note, which has the daemon wait for the copy.
         await self._check_not_awaited()
+        if not self._options.tables:
+            # Chosen before, when another command had the lock.
+            known = await copies.load(self._target, schema, slot_id)
+            paused = {row.source_oid for row in known.tables if row.is_paused}
+            left = [table for table in tables if table.oid not in paused]
+            if len(left) < len(tables):
+                left_out.say_paused(known)
+            tables = left
         oids = _oids(tables).values()
         _check_two_phase(await self._check_publisher(slot_id))
         before_lsn = (await slot.position(self._source)).flush_lsn
@@ -354,11 +366,11 @@ class _Copy:
             click.echo(f"{len(tables)} tables join the stream at {format_lsn(snapshot.lsn)}")
             await self._load(slot_id, tables, shapes, snapshot, have_run)
 
-    async def until_commands(self, slot_id: int) -> Collection[int] | None:
+    async def until_commands(self, slot_id: int) -> Collection[CommandName] | None:
         """Return when commands that have run on the publisher have also run here, because a copy has their effects.
 
         Returns:
-            Their numbers; None: no commands run here.
+            Their names; None: no commands run here.
 
         Raises:
             TargetRefused: some are still to be run, and no daemon does it.
@@ -366,7 +378,7 @@ class _Copy:
         if not (self._config.ddl.apply and await ddl_queue.is_published(self._source, self._publications)):
             return None
         schema = self._schema
-        before = await ddl_queue.numbers(self._source)
+        before = await ddl_queue.names(self._source)
         wanted_lsn = (await slot.position(self._source)).insert_lsn
         async with lifecycle.patiently(
             "waiting for the daemon to run commands of the publisher that came before the copy"
@@ -398,7 +410,7 @@ class _Copy:
         tables: Sequence[PublishedTable],
         shapes: Mapping[Name, str],
         snapshot: SourceSnapshot,
-        have_run: Collection[int] | None,
+        have_run: Collection[CommandName] | None,
     ) -> None:
         failpoints.probe(failpoints.COPY_BEGUN)
         marks = await check_unchanged(self._config, tables, snapshot, have_run)
@@ -494,6 +506,8 @@ class _Copy:
                 await asyncio.sleep(_POLL_S)
                 continue
             if facts.timeline != found.timeline:
+                for lsn in await forget_other_history(self._target, self._schema, found.slot_id, facts.timeline):
+                    click.echo(f"warning: the request to skip {lsn} is forgotten: {OTHER_HISTORY_HINT}", err=True)
                 await state.set_timeline(self._target, self._schema, found.slot_id, facts.timeline)
             return facts.slot
 

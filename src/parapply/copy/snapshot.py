@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from parapply.config import Config
     from parapply.copy.published import PublishedTable
     from parapply.login import Login
+    from parapply.wire.ddl_queue import CommandName
 #: Microseconds since 2000-01-01 UTC.
 _NOW: Final = "SELECT ((EXTRACT(epoch FROM pg_catalog.clock_timestamp()) - 946684800) * 1000000)::bigint"
 IS_LEFT: Final = "tables that are complete stay, and the same command goes on with the others"
@@ -104,15 +105,15 @@ async def open_reader(login: Login, name: str, snapshot: SourceSnapshot) -> slot
     return conn
 
 
-async def check_commands(config: Config, snapshot: SourceSnapshot, have_run: Collection[int]) -> None:
+async def check_commands(config: Config, snapshot: SourceSnapshot, have_run: Collection[CommandName]) -> None:
     """Raise SourceRefused for a slot behind commands that the schema does not have: the stream does not bring them."""
     login, name = config.source.login, f"parapply copy {config.source.slot}"
     async with await open_reader(login, name, snapshot) as reader:
-        missed = sorted(await ddl_queue.numbers(reader) - set(have_run))
+        missed = sorted(await ddl_queue.names(reader) - set(have_run))
     if missed:
         raise SourceRefused(
-            f"source: {len(missed)} commands of parapply.ddl_queue, from number {missed[0]} on, came after the schema"
-            " was brought and before the slot, so no stream brings them",
+            f"source: {len(missed)} commands of parapply.ddl_queue, from number {missed[0].number} on, came after the"
+            " schema was brought and before the slot, so no stream brings them",
             hint="do on the target what they do, and go on with `parapply migrate --from copy`; or `parapply drop`,"
             " empty the target and begin again",
         )
@@ -127,7 +128,7 @@ def came_late() -> SourceRefused:
 
 
 async def check_unchanged(
-    config: Config, tables: Sequence[PublishedTable], snapshot: SourceSnapshot, have_run: Collection[int] | None
+    config: Config, tables: Sequence[PublishedTable], snapshot: SourceSnapshot, have_run: Collection[CommandName] | None
 ) -> dict[int, str]:
     """Refuse tables that changed while the snapshot was awaited, which may take as long as other transactions do.
 
@@ -138,7 +139,7 @@ async def check_unchanged(
         config: publications.
         tables: as they were before.
         snapshot: to be copied.
-        have_run: commands of the publisher that have run here, by number; None: none run here that the snapshot shows.
+        have_run: commands of the publisher that have run here; None: none run here that the snapshot shows.
 
     Returns:
         How they are published in the snapshot.
@@ -150,7 +151,7 @@ async def check_unchanged(
     async with await open_reader(login, name, snapshot) as reader:
         published = await published_tables(reader, config.source.publications, config.mapping)
         marks = await publishing.published(reader, config.source.publications, [table.oid for table in tables])
-        has_more = have_run is not None and not (await ddl_queue.numbers(reader)).issubset(have_run)
+        has_more = have_run is not None and not (await ddl_queue.names(reader)).issubset(have_run)
     if has_more:
         raise came_late()
     now = {table.oid: _shape(table) for table in published}

@@ -45,6 +45,7 @@ from psycopg import sql
 from parapply import connect, continuity, failpoints, sharing
 from parapply.amounts import few
 from parapply.config import HEAL_LIMIT_ROWS
+from parapply.conflict.skips import OTHER_HISTORY_HINT, forget_other_history
 from parapply.copy import snapshot as snapshots
 from parapply.copy import tables as on_target
 from parapply.copy.bar import Bar
@@ -409,10 +410,10 @@ class HealRun:
         if not (config.ddl.apply and await ddl_queue.is_published(self._source, config.source.publications)):
             return
         noted, _ = await commands.noted(self._target, self._schema, self._slot_id)
-        if missed := sorted(await ddl_queue.numbers(self._source) - noted):
+        if missed := sorted(await ddl_queue.names(self._source) - noted):
             self._voice.warn(
-                f"warning: {len(missed)} commands of parapply.ddl_queue, from number {missed[0]} on, were not run here"
-                " by this slot, and will not be: do on the target what they do, where it was not done"
+                f"warning: {len(missed)} commands of parapply.ddl_queue, from number {missed[0].number} on, were not"
+                " run here by this slot, and will not be: do on the target what they do, where it was not done"
             )
 
     # -- from here on something is changed
@@ -508,5 +509,8 @@ class HealRun:
                     publications=self._config.source.publications,
                     source_oids=oids.values(),
                 )
+                # A publisher that was put back ends other transactions at the LSNs that come.
+                for asked in await forget_other_history(self._target, schema, slot_id, None):
+                    self._voice.warn(f"warning: the request to skip {asked} is forgotten: {OTHER_HISTORY_HINT}")
                 await copies.keep_published(self._target, schema, slot_id, marks)
                 await copies.keep_marks(self._target, schema, slot_id, kept)

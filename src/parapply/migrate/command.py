@@ -27,7 +27,7 @@ from parapply.copy import schema as schemas
 from parapply.copy import sequences
 from parapply.copy.places import Access, Places
 from parapply.copy.published import published_tables, schema_only_tables
-from parapply.errors import ConfigError, LeaseHeld, ParapplyError, TargetRefused
+from parapply.errors import ConfigError, ParapplyError, TargetRefused
 from parapply.logs import redact_text
 from parapply.migrate import follow, later, look, rest, roles
 from parapply.migrate.noting import Noter
@@ -42,6 +42,7 @@ from parapply.target.session import settings
 from parapply.target.state import commands, copies, copy_parts, cutovers, migrations
 from parapply.target.state import slots as state
 from parapply.vocabulary import CopyState, MigrationStep
+from parapply.wire.ddl_queue import CommandName
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
 #: Seconds to wait for the session of a command that was killed.
 _LOCK_WAIT_S: Final = 30.0
-_POLL_S: Final = 0.2
 _INCOMPLETE: Final = 1
 #: Steps that take nothing from a target which has taken over.
 _HARMLESS: Final = {MigrationStep.ROLES, MigrationStep.ANALYZE, MigrationStep.VIEWS}
@@ -85,7 +85,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
     """The work that the step `schema` leaves to later ones, as of the moment of the schema."""
 
     later: str  # what follows the rows, as pg_dump has written it
-    commands: tuple[int, ...] | None  # numbers of the publisher's queue; None: none are run here
+    commands: tuple[CommandName, ...] | None  # of the publisher's queue; None: none are run here
 
 
 class _Run:
@@ -118,7 +118,7 @@ class _Run:
             self._facts = await slot.inspect(ends.source, self._config.source.slot)
             refusals.check_primary(self._facts, "`parapply migrate`")
             self._migration = migration_of(self._config, self._facts)
-            await self._lock()
+            await migrations.lock(ends.target, self._migration, _LOCK_WAIT_S)
             await state.has_schema(ends.target, self._config.target.state_schema)  # refuses another version
             # Only now, because another command's notes are its own.
             self._noter = Noter(self._config, self._migration, self._screen)
@@ -148,17 +148,6 @@ class _Run:
         found = await connect.known_state(config, target, self._facts.system_identifier)
         if found is not None:
             await cutovers.check_may_write(target, config.target.state_schema, found.slot_id, config.source.slot)
-
-    async def _lock(self) -> None:
-        waits_s = 0.0
-        while not await migrations.try_lock(self._ends.target, self._migration):
-            if waits_s >= _LOCK_WAIT_S:
-                raise LeaseHeld(
-                    f"another `parapply migrate` works on slot {self._config.source.slot!r}",
-                    hint="wait for its end; of a command that was killed the server ends the session after a moment",
-                )
-            waits_s += _POLL_S
-            await asyncio.sleep(_POLL_S)
 
     async def _keep_choice(self, row: migrations.StepRow | None) -> None:
         """Go on with the tables and objects that the migration was begun with."""
@@ -314,7 +303,7 @@ class _Run:
                 row = await cursor.fetchone()
                 assert row is not None
                 has_queue = await ddl_queue.is_published(source, self._config.source.publications)
-                numbers = await ddl_queue.numbers(source) if self._config.ddl.apply and has_queue else None
+                brought = await ddl_queue.names(source) if self._config.ddl.apply and has_queue else None
                 script, n_left_out = await self._without_system_grants(
                     await self._dump("pre-data", f"--snapshot={row[0]}")
                 )
@@ -327,7 +316,7 @@ class _Run:
                 await schemas.make(target, script, is_migration=True)
                 await migrations.add_item(target, self._migration, _SCHEMA_ITEM)
                 await self._default_privileges(later.read(after))
-                kept = _Kept(later=after.decode(), commands=None if numbers is None else tuple(sorted(numbers)))
+                kept = _Kept(later=after.decode(), commands=None if brought is None else tuple(sorted(brought)))
                 text = msgspec.json.encode(kept).decode()
                 await migrations.keep(target, self._migration, MigrationStep.SCHEMA, text)
         left_out = f", {n_left_out:,} GRANT and REVOKE left out" if n_left_out else ""
@@ -496,12 +485,12 @@ class _Run:
             await daemon.end(self._config, target, slot_id)
         return format_lsn(lsn)
 
-    async def _run_commands(self, slot_id: int) -> frozenset[int] | None:
+    async def _run_commands(self, slot_id: int) -> frozenset[CommandName] | None:
         """Have the target's tables as the publisher's are, before more of them are copied; return what has run."""
         config, ends = self._config, self._ends
         if not config.ddl.apply or not await ddl_queue.is_published(ends.source, config.source.publications):
             return None
-        found = await ddl_queue.numbers(ends.source)
+        found = await ddl_queue.names(ends.source)
         noted, _ = await commands.noted(ends.target, config.target.state_schema, slot_id)
         if not found <= noted:
             # Without its key no change of a table finds its row.

@@ -23,6 +23,7 @@ from psycopg import sql
 from parapply import __version__, connect, continuity, failpoints, sharing
 from parapply.config import settings_without_table
 from parapply.conflict.policies import Rules
+from parapply.conflict.skips import OTHER_HISTORY_HINT, forget_other_history
 from parapply.errors import ParapplyError, StateClosed, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
@@ -430,7 +431,10 @@ class Connector:
             two_phase="enabled" if two_phase else "pending" if config.source.two_phase else "disabled",
             lacks_origins=config.source.origin == "none",
         )
-        await state.write_daemon(control, config.target.state_schema, slot_id, row)
+        schema = config.target.state_schema
+        for lsn in await forget_other_history(control, schema, slot_id, facts.timeline):
+            self._log.warning("skip_passed", end_lsn=lsn, hint=OTHER_HISTORY_HINT)
+        await state.write_daemon(control, schema, slot_id, row)
 
     async def _workers(self, opener: WorkerSessions) -> tuple[tuple[int, WorkerSession], ...]:
         numbers = range(1, self._share.first_workers + 1)

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from parapply.source import ddl_automatic
 from parapply.source.slot import source_errors
-from parapply.wire.ddl_queue import QUEUE
+from parapply.wire.ddl_queue import QUEUE, CommandName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -365,12 +365,12 @@ async def is_published(conn: Connection, publications: Sequence[str]) -> bool:
     return bool(found and found[0])
 
 
-async def numbers(conn: Connection) -> frozenset[int]:
-    """Return the numbers of all commands in the queue, as the session sees it.
+async def names(conn: Connection) -> frozenset[CommandName]:
+    """Return the names of all commands in the queue, as the session sees it.
 
     Raises:
         SourceRefused: the role may not read it.
     """
     with source_errors("reading the queue of commands"):
-        cursor = await conn.execute("SELECT id FROM parapply.ddl_queue")
-        return frozenset([number for (number,) in await cursor.fetchall()])
+        cursor = await conn.execute("SELECT id, command FROM parapply.ddl_queue")
+        return frozenset([CommandName.of(number, command) for number, command in await cursor.fetchall()])

@@ -6,9 +6,10 @@ a row comes to be there, and that there is no other way. Its frames are never ap
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
 
@@ -28,6 +29,18 @@ _COLUMNS: Final = ("id", "tag", "command", "role_name", "first_schema", "setting
 
 _relation_at = struct.Struct(">I").unpack_from
 _read_settings = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class CommandName(NamedTuple):
+    """A command of the queue: a publisher that was put back gives its numbers once more, to other commands."""
+
+    number: int
+    digest: str  # of its text, which may hold values
+
+    @classmethod
+    def of(cls, number: int, command: str) -> Self:
+        """Name a command by its row."""
+        return cls(number, hashlib.sha256(command.encode()).hexdigest()[:16])
 
 
 class MadeTable(msgspec.Struct, frozen=True, kw_only=True):

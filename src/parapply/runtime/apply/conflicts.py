@@ -167,6 +167,19 @@ class ConflictHandler:
             kept += portion
         return kept
 
+    async def finish_skip(self, session: WorkerSession, end_lsn: int, xid: int) -> bool:
+        """Say inside the open transaction that it is skipped; return False if it is to be applied after all.
+
+        Raises:
+            StatementFailed, TargetLost: as `WorkerSession.run`.
+        """
+        marking, settling = self.skips.finishing(end_lsn, xid)
+        if not await session.fetch(marking):
+            self.skips.done(end_lsn)
+            return False
+        await session.run([settling])
+        return True
+
     def skipped(self, end_lsn: int, xid: int) -> None:
         """Count and log a skipped transaction, whose record has committed."""
         self.skips.done(end_lsn)

@@ -212,7 +212,8 @@ class LargeApply:
             commit_lsn: of the transaction.
 
         Raises:
-            TargetLost: the connection ended, or the history could not be written: it is sent again.
+            TargetLost: it is sent again, because the connection ended, the history could not be written, or the request
+                was taken back.
             TargetRefused, ProtocolError: a change cannot be read.
         """
         conflict_handler, job = self._conflict_handler, self._job
@@ -237,7 +238,11 @@ class LargeApply:
             job.counts.n_transactions, job.counts.xids = 1, (last.xid,)
             if self._end is None:
                 await conflict_handler.name_by_end(self._session, last)
-            await self._session.run(conflict_handler.skips.finishing(wanted, last.xid))
+            if not await conflict_handler.finish_skip(self._session, wanted, last.xid):
+                raise TargetLost(
+                    f"the large transaction that ends at {format_lsn(last.end_lsn)} is sent again: it is not to be"
+                    " skipped any more"
+                )
             await self._target.finish(job, last)
         except StatementFailed as failure:
             raise TargetLost(f"target: a skipped transaction could not be kept: {failure.sqlstate}") from failure

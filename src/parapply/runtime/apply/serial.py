@@ -71,7 +71,7 @@ class SerialApply:
             return dict(plans.current)
 
     async def _try(self, job: SetJob, transaction: Transaction, plans: Plans, attempts: Attempts) -> bool:
-        """Apply it once, or skip it, and commit; return False if a skip was asked for before the commit."""
+        """Apply it once, or skip it, and commit; return False if the other was asked for before the commit."""
         conflict_handler = self._conflict_handler
         record = record_at_head(transaction)
         changes = ordered_changes(transaction, plans)
@@ -83,7 +83,9 @@ class SerialApply:
             if wanted is not None:
                 await self._target.begin(job, record)
                 kept = await conflict_handler.write_skipped(self._session, source_of(transaction), changes)
-                await self._session.run(conflict_handler.skips.finishing(wanted, transaction.xid))
+                if not await conflict_handler.finish_skip(self._session, wanted, transaction.xid):
+                    await self._session.rollback()
+                    return False
             elif attempts.is_settling:
                 settler = self._repair.settler(source_of(transaction))
                 await self._target.begin(job, record)

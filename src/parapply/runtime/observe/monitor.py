@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from parapply.conflict.skips import OTHER_HISTORY_HINT, forget_other_history
 from parapply.engine.job import SetJob
 from parapply.engine.stalls import AT_WORK, executed_now
 from parapply.engine.state import FRESH_S
@@ -198,6 +199,8 @@ class Monitor:
                 timeline = await self._ask_timeline()
         if timeline > self._timeline:
             async with self._control_pool.session() as conn:
+                for lsn in await forget_other_history(conn, self._schema, self._slot_id, timeline):
+                    self._log.warning("skip_passed", end_lsn=lsn, hint=OTHER_HISTORY_HINT)
                 await state.set_timeline(conn, self._schema, self._slot_id, timeline)
             self._log.info("timeline_followed", slot=self._slot_name, before=self._timeline, timeline=timeline)
             self._timeline = timeline

@@ -9,7 +9,7 @@ from psycopg import sql
 
 from parapply.model import format_lsn, parse_lsn
 from parapply.target.state.schema import state_rows
-from parapply.wire.ddl_queue import QueuedCommand
+from parapply.wire.ddl_queue import CommandName, QueuedCommand
 
 if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
@@ -46,14 +46,15 @@ def command_sql(schema: str) -> str:
     return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
 
 
-async def noted(conn: Connection, schema: str, slot_id: int) -> tuple[frozenset[int], int]:
-    """Return the numbers of the commands that have come here, and the watermark."""
+async def noted(conn: Connection, schema: str, slot_id: int) -> tuple[frozenset[CommandName], int]:
+    """Return the names of the commands that have come here, and the watermark."""
     query = (
-        "SELECT ARRAY(SELECT number FROM {s}.ddl WHERE slot_id = $1::int), lowest_remote_lsn::text"
-        " FROM {s}.progress JOIN {s}.slots USING (slot_name) WHERE slots.slot_id = $1::int"
+        "SELECT lowest_remote_lsn::text, ddl.number, ddl.command FROM {s}.progress JOIN {s}.slots USING (slot_name)"
+        " LEFT JOIN {s}.ddl USING (slot_id) WHERE slots.slot_id = $1::int"
     )
     found = await state_rows(conn, schema, "reading which commands have come", query, [slot_id])
-    return (frozenset(found[0][0]), parse_lsn(found[0][1])) if found else (frozenset(), 0)
+    names = [CommandName.of(number, command) for _, number, command in found if command is not None]
+    return frozenset(names), parse_lsn(found[0][0]) if found else 0
 
 
 async def pending(conn: Connection, schema: str, slot_id: int) -> list[PendingCommand]:

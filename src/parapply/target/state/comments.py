@@ -36,6 +36,7 @@ COMMENTS: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
             "shown_every_s": "Seconds until a daemon that lives writes it again; more while nothing comes.",
             "constants_in": "Constants (`set`) of its rows, by the table of the target, as schema.table.",
             "lacks_origins": "Rows that were replicated to the publisher were once left out (source.origin = none).",
+            "n_forgotten": "Changes that were left out since the last heal, and that conflicts no longer holds.",
             "copies_only": "Tables that are not in copies are not applied: parapply refresh copies them first.",
             "two_phase": "disabled, pending (wanted, not begun yet) or enabled: whether PREPARE is applied as such.",
             "reading": "How the slot is read, and why so: stream, or ranges (of WAL, with much to catch up).",

@@ -34,6 +34,15 @@ COPIES_STOP: Final = CutoverStep.FENCING
 BACK_BEGINS: Final = CutoverStep.ENDING
 #: Rights of every role while a cut-over is under way, because the role that reads the way back has no other right here.
 _READ_BY_ALL: Final = "USAGE ON SCHEMA {s}", "SELECT (step, reverse_slot) ON {s}.cutovers"
+#: Whether every role has them, where there is a row.
+_IS_READ_BY_ALL: Final = (
+    "SELECT pg_catalog.has_schema_privilege('public', t.relnamespace, 'USAGE')"
+    " AND pg_catalog.has_column_privilege('public', t.oid, 'step', 'SELECT')"
+    " AND pg_catalog.has_column_privilege('public', t.oid, 'reverse_slot', 'SELECT')"
+    " FROM {s}.cutovers AS c JOIN pg_catalog.pg_class AS t ON t.oid = c.tableoid LIMIT 1"
+)
+#: The rights go with the last cut-over, and none may begin between the look for others and that.
+_LOCK: Final = "LOCK TABLE {s}.cutovers IN SHARE UPDATE EXCLUSIVE MODE"
 
 #: The cut-over of a slot, for people.
 SHOWN: Final = f"""
@@ -114,7 +123,10 @@ async def read(conn: Connection, schema: str, slot_id: int) -> Cutover | None:
 
 
 async def begin(conn: Connection, schema: str, slot_id: int, cutover: Cutover) -> None:
-    """Write the first row of a cut-over; one that is done is replaced."""
+    """Write the first row of a cut-over; one that is done is replaced.
+
+    Raise TargetRefused also where this role cannot have every role read it, as one that does not own the table.
+    """
     query = in_schema(
         "INSERT INTO {s}.cutovers (slot_id, step, reverse_slot, made_slot, made_publication, fence, opens)"
         " VALUES ($1::int, $2, $3, $4::bool, $5::bool, $6, $7)",
@@ -122,12 +134,22 @@ async def begin(conn: Connection, schema: str, slot_id: int, cutover: Cutover) -
     )
     with target_errors("noting the cut-over"):
         async with conn.transaction():
+            await rows(conn, in_schema(_LOCK, schema))
             await rows(conn, in_schema("DELETE FROM {s}.cutovers WHERE slot_id = $1::int", schema), [slot_id])
             values = [cutover.made_slot, cutover.made_publication, cutover.fence, cutover.opens]
             await rows(conn, query, [slot_id, cutover.step, cutover.reverse_slot, *values])
             # With the row, and before the slot of the way back exists: who sees the slot can read its step.
             for right in _READ_BY_ALL:
                 await conn.execute(in_schema(f"GRANT {right} TO PUBLIC", schema))
+            # Without the right to grant, GRANT only warns.
+            ((is_readable,),) = await rows(conn, in_schema(_IS_READ_BY_ALL, schema))
+            if not is_readable:
+                texts = [in_schema(f"GRANT {right} TO PUBLIC;", schema).as_string(None) for right in _READ_BY_ALL]
+                raise TargetRefused(
+                    f"target: the role {conn.info.user!r} may not let all roles read the step of the cut-over, before"
+                    " which nothing may apply the way back",
+                    hint=f"run the cut-over as the owner of the state schema, or have it say {' '.join(texts)}",
+                )
             await notify(conn, slot_id)
 
 
@@ -215,7 +237,8 @@ async def forget(conn: Connection, schema: str, slot_id: int) -> None:
 
 async def _close(conn: Connection, schema: str) -> None:
     """Revoke the right of other roles to read here, unless another slot is being cut over."""
-    query = in_schema("SELECT FROM {s}.cutovers WHERE step <> $1 LIMIT 1", schema)
+    await rows(conn, in_schema(_LOCK, schema))
+    query = in_schema("SELECT 1 FROM {s}.cutovers WHERE step <> $1 LIMIT 1", schema)
     if not await rows(conn, query, [CutoverStep.DONE]):
         for right in _READ_BY_ALL:
             await conn.execute(in_schema(f"REVOKE {right} FROM PUBLIC", schema))
@@ -245,6 +268,11 @@ async def step_before_back(conn: Connection, schemas: Collection[str], slot_name
         if found := await rows(conn, query, [slot_name, later]):
             return str(found[0][0])
     return ""
+
+
+async def hold_off(conn: Connection, schema: str) -> None:
+    """Have any cut-over wait, where it begins or goes to its next step, until this transaction ends."""
+    await state_rows(conn, schema, "holding off a cut-over", "LOCK TABLE {s}.cutovers IN SHARE MODE")
 
 
 async def check_may_write(

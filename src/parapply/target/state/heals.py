@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from parapply.model import format_lsn, parse_lsn
 from parapply.target.session.settings import rows, target_errors
+from parapply.target.state.display import DATED
 from parapply.target.state.schema import gone, in_schema, state_rows, update_slot
 from parapply.vocabulary import DaemonState
 
@@ -72,7 +73,7 @@ async def begin(  # noqa: PLR0913  the columns of a row
     query = in_schema(
         "UPDATE {s}.slots SET begin_lsn = '0/0', lowest_lsn = '0/0', highest_lsn = '0/0', confirmed_flush_lsn = NULL,"  # noqa: S608
         " source_started_at = " + _TIME + ", heal_lsn = $3::pg_lsn, state = $4, reason = $5, lacks_origins = false,"
-        " updated_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int RETURNING 1",
+        f" {DATED} WHERE slot_id = $1::int RETURNING 1",
         schema,
     )
     with target_errors("noting that the slot is healed"):
@@ -99,10 +100,11 @@ async def finish(  # noqa: PLR0913  the columns of a row
     were compared or copied count as not published.
     """
     slots = in_schema(
-        "UPDATE {s}.slots SET begin_lsn = $2::pg_lsn, lowest_lsn = $2::pg_lsn, highest_lsn = $2::pg_lsn,"
-        " confirmed_flush_lsn = $2::pg_lsn, source_lsn = $2::pg_lsn, lag_s = 0,"
+        "UPDATE {s}.slots SET begin_lsn = $2::pg_lsn,"  # noqa: S608  only our own text
+        " lowest_lsn = $2::pg_lsn, highest_lsn = $2::pg_lsn,"
+        " confirmed_flush_lsn = $2::pg_lsn, source_lsn = $2::pg_lsn, n_forgotten = 0,"
         " timeline = $3::int, publications = $4::text[], state = $5, reason = $6,"
-        " updated_at = pg_catalog.clock_timestamp() WHERE slot_id = $1::int RETURNING 1",
+        f" {DATED} WHERE slot_id = $1::int RETURNING 1",
         schema,
     )
     tables = in_schema(

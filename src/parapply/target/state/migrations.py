@@ -8,11 +8,14 @@ Every function raises TargetRefused or TargetLost where the server does not do i
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from psycopg import sql
 
+from parapply.errors import LeaseHeld, TargetRefused
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.copies import notify
 from parapply.target.state.schema import has_schema, in_schema, state_rows, struct_of
@@ -20,6 +23,8 @@ from parapply.target.state.schema import has_schema, in_schema, state_rows, stru
 if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
 
+#: Seconds between two attempts to take its lock.
+_POLL_S: Final = 0.2
 #: Key of the lock of a migration m.
 _LOCK: Final = "pg_catalog.hashtextextended('parapply migrate ' || m.slot_name || ' ' || m.system_identifier, 7809632)"
 #: Steps of a slot's migration, for people, without the options: $1 its name, $2 its number, $3 the publisher; with NULL
@@ -101,7 +106,7 @@ async def begin(conn: Connection, migration: Migration, step: str, options: str 
 async def keep(conn: Connection, migration: Migration, step: str, options: str) -> None:
     """Keep what a step that was begun leaves to later ones."""
     query = "UPDATE {s}.migrations SET options = $4 WHERE slot_name = $1 AND system_identifier = $2 AND step = $3"
-    await state_rows(conn, migration.schema, "noting a step of the migration", query, [*migration.key, step, options])
+    await _write(conn, migration, "noting a step of the migration", query, [*migration.key, step, options])
 
 
 class HowFar(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,8 +137,17 @@ async def end(conn: Connection, migration: Migration, step: str, detail: str, *,
         " WHERE slot_name = $1 AND system_identifier = $2 AND step = $3"
     )
     values = [*migration.key, step, "done" if is_done else "failed", detail]
-    await state_rows(conn, migration.schema, "noting a step of the migration", query, values)
+    await _write(conn, migration, "noting a step of the migration", query, values)
     await _call(conn, migration)
+
+
+async def _write(conn: Connection, migration: Migration, doing: str, query: str, values: list[object]) -> None:
+    """Write one note; raise TargetRefused if nothing notes the migration any more, as after `parapply drop`."""
+    if not await state_rows(conn, migration.schema, doing, f"{query} RETURNING true", values):
+        raise TargetRefused(
+            f"{doing}: the notes of the migration with slot {migration.slot_name!r} are no longer on the target",
+            hint="was `parapply drop` run? Then empty the target and begin again",
+        )
 
 
 async def _call(conn: Connection, migration: Migration) -> None:
@@ -152,8 +166,12 @@ async def items(conn: Connection, migration: Migration) -> frozenset[str]:
 
 async def add_item(conn: Connection, migration: Migration, item: str) -> None:
     """Note a statement, in the transaction that runs it."""
-    query = "INSERT INTO {s}.migration_items (slot_name, system_identifier, item) VALUES ($1, $2, $3)"
-    await state_rows(conn, migration.schema, "noting a statement that is done", query, [*migration.key, item])
+    query = (
+        "INSERT INTO {s}.migration_items (slot_name, system_identifier, item) SELECT $1, $2, $3 WHERE EXISTS"
+        # Without steps the next migration would take the statement for one that need not be made.
+        " (SELECT FROM {s}.migrations WHERE slot_name = $1 AND system_identifier = $2)"
+    )
+    await _write(conn, migration, "noting a statement that is done", query, [*migration.key, item])
 
 
 async def forget(conn: Connection, migration: Migration) -> bool:
@@ -161,7 +179,7 @@ async def forget(conn: Connection, migration: Migration) -> bool:
     gone = False
     with target_errors("forgetting the migration"):
         async with conn.transaction():
-            for table in ("migration_items", "migrations"):
+            for table in ("migrations", "migration_items"):  # an item comes only while there are steps
                 query = in_schema(
                     f"DELETE FROM {{s}}.{table} WHERE slot_name = $1 AND system_identifier = $2 RETURNING true",  # noqa: S608  ours
                     migration.schema,
@@ -170,8 +188,22 @@ async def forget(conn: Connection, migration: Migration) -> bool:
     return gone
 
 
-async def try_lock(conn: Connection, migration: Migration) -> bool:
-    """Take the lock under which one command at a time works on a migration; the session keeps it until it ends."""
+async def lock(conn: Connection, migration: Migration, wait_s: float) -> None:
+    """Take the lock under which one command at a time works on a migration; the session keeps it until it ends.
+
+    Raise LeaseHeld if another session has it for `wait_s` seconds: of a command that was killed it ends soon.
+    """
+    until_s = time.monotonic() + wait_s
+    while not await _try_lock(conn, migration):
+        if time.monotonic() >= until_s:
+            raise LeaseHeld(
+                f"another command works on the migration with slot {migration.slot_name!r}",
+                hint="wait for its end; of a command that was killed the server ends the session after a moment",
+            )
+        await asyncio.sleep(_POLL_S)
+
+
+async def _try_lock(conn: Connection, migration: Migration) -> bool:
     query = sql.SQL(
         f"SELECT pg_catalog.pg_try_advisory_lock({_LOCK})"  # noqa: S608  own text
         " FROM (SELECT $1::text AS slot_name, $2::text AS system_identifier) AS m"

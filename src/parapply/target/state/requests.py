@@ -106,11 +106,14 @@ async def answer(  # noqa: PLR0913  the columns of a row
     pause_s: float | None = None,
     reason: str = "",
 ) -> None:
-    """Write the next state of a request and call the other side; None leaves a column as it is."""
+    """Write the next state of a request and call the other side; None leaves a column as it is.
+
+    One that is refused, or gone, stays so.
+    """
     query = (
         "UPDATE {s}.snapshots SET state = $2, lsn = COALESCE($3::pg_lsn, lsn), at_lsn = COALESCE($4::pg_lsn, at_lsn),"
         " snapshot_name = COALESCE($5, snapshot_name), pause_s = COALESCE($6::float8, pause_s), reason = $7"
-        " WHERE request_id = $1::bigint"
+        " WHERE request_id = $1::bigint AND state <> 'refused'"
     )
     values = [request_id, state, lsn_text(lsn), lsn_text(at_lsn), snapshot_name, pause_s, reason]
     await change(conn, schema, slot_id, "answering a request", (query, values))

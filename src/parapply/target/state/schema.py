@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 #: Version of the layout in `schema.sql`. No other one is read or changed; `ensure_schema` would bring an older one up.
-SCHEMA_VERSION = 23
+SCHEMA_VERSION = 24
 
 #: slot_id starts at a random number below this. Locks and prepared transactions are named after the slot_id, and
 #: all state schemas of a database (or a cluster) share these names, so slot_ids must differ. Times two it still fits an
@@ -187,7 +187,7 @@ def _comments(schema: str) -> Iterator[sql.Composed]:
 
 
 async def drop_schema(conn: Connection, schema: str) -> bool:
-    """Drop the state schema if no slot is left in it; return whether it was dropped.
+    """Drop the state schema if neither slot nor migration is left in it; return whether it was dropped.
 
     Only our own objects go: a schema with objects of others stays, without ours.
     """
@@ -195,11 +195,12 @@ async def drop_schema(conn: Connection, schema: str) -> bool:
         if await _version(conn, schema) is None:
             return False
         async with conn.transaction():
-            # Between the check and the drop no new slot may come.
-            lock = sql.SQL("LOCK TABLE {s}.slots IN ACCESS EXCLUSIVE MODE").format(s=sql.Identifier(schema))
-            await rows(conn, lock)
-            left = sql.SQL("SELECT 1 FROM {s}.slots LIMIT 1").format(s=sql.Identifier(schema))
-            if await rows(conn, left):
+            # Between the check and the drop nothing new may come.
+            lock = "LOCK TABLE {s}.slots, {s}.migrations, {s}.migration_items IN ACCESS EXCLUSIVE MODE"
+            await rows(conn, in_schema(lock, schema))
+            # The first steps of a migration come before its slot; an item alone is of none.
+            left = "SELECT 1 FROM {s}.slots UNION ALL SELECT 1 FROM {s}.migrations LIMIT 1"
+            if await rows(conn, in_schema(left, schema)):
                 return False
             tables = [f"{{s}}.{name}" for kind, name in COMMENTS if kind == "TABLE"]
             await conn.execute(in_schema(f"{_DROP} {', '.join(tables)}", schema))

@@ -1,4 +1,4 @@
--- The whole state schema, version 23. schema.py fills in its name, and comments.py has the comments on its objects.
+-- The whole state schema, version 24. schema.py fills in its name, and comments.py has the comments on its objects.
 CREATE SCHEMA IF NOT EXISTS {s};
 CREATE TABLE {s}.schema_version (
     version int NOT NULL,
@@ -40,6 +40,7 @@ CREATE TABLE {s}.slots (
     healed_at timestamptz,
     constants_in jsonb NOT NULL DEFAULT '{{}}',
     lacks_origins bool NOT NULL DEFAULT false,
+    n_forgotten bigint NOT NULL DEFAULT 0,
     UNIQUE (slot_name, system_identifier)
 ) WITH (fillfactor = 50);
 CREATE TABLE {s}.applied (
@@ -109,7 +110,11 @@ SELECT slot.slot_name,
   FROM {s}.slots AS slot
   JOIN pg_catalog.pg_prepared_xacts AS held
     ON held.database = pg_catalog.current_database()
-   AND held.gid ~ ('^parapply_' || slot.slot_id || '_[0-9]+_[0-9A-F]+/[0-9A-F]+$');
+   AND held.gid ~ ('^parapply_' || slot.slot_id || '_[0-9]{{1,10}}_[0-9A-F]{{1,8}}/[0-9A-F]{{1,8}}$')
+   -- Any role may prepare under any name.
+   AND pg_catalog.has_table_privilege(held.owner, (SELECT proof.oid FROM pg_catalog.pg_class AS proof
+         WHERE proof.relname = 'committed_prepared' AND proof.relnamespace =
+               (SELECT own.relnamespace FROM pg_catalog.pg_class AS own WHERE own.oid = slot.tableoid)), 'INSERT');
 
 CREATE TABLE {s}.copies (
     slot_id int NOT NULL REFERENCES {s}.slots,
@@ -315,9 +320,11 @@ COMMENT ON FUNCTION {s}.wait_for IS 'Read your writes: true as soon as the targe
     'publisher, false after timeout_s. The slot may be left out if there is only one.';
 
 GRANT USAGE ON SCHEMA {s} TO pg_monitor;
-GRANT SELECT ON ALL TABLES IN SCHEMA {s} TO pg_monitor;
--- Rows and commands hold values, which are readable only by roles that are granted them.
-REVOKE SELECT ON {s}.conflicts, {s}.ddl FROM pg_monitor;
+-- By name, because a queue of commands may be in the schema. Commands, and rows, hold values, which are readable only by
+-- roles that are granted them.
+GRANT SELECT ON {s}.schema_version, {s}.slots, {s}.applied, {s}.workers, {s}.tables, {s}.committed_prepared,
+                {s}.undecided, {s}.prepared, {s}.copies, {s}.copy_parts, {s}.marks, {s}.snapshots, {s}.skips,
+                {s}.migrations, {s}.migration_items, {s}.cutovers, {s}.progress TO pg_monitor;
 GRANT SELECT (conflict_id, slot_id, conflict_type, schema_name, table_name, operation, is_complete, constraints,
               remote_lsn, remote_xid, remote_commit_time, change_no, local_commit_time, local_origin, policy, outcome,
               attempts, recorded_at, replayed_at) ON {s}.conflicts TO pg_monitor;

@@ -419,7 +419,7 @@ async def drop_slot_state(conn: Connection, schema: str, slot_id: int) -> None:
 def _removals(schema: str) -> list[sql.Composed]:
     shown = ("cutovers", "conflicts", "skips", "snapshots", "marks", "copies", "copy_parts", "ddl", "tables", "workers")
     return [
-        *[in_schema(_OF_MIGRATION.replace("TABLE", table), schema) for table in ("migration_items", "migrations")],
+        *[in_schema(_OF_MIGRATION.replace("TABLE", table), schema) for table in ("migrations", "migration_items")],
         *[
             sql.SQL("DELETE FROM {} WHERE slot_id = $1::int").format(sql.Identifier(schema, table))
             for table in (*shown, "undecided", "committed_prepared", "applied", "slots")
