@@ -109,6 +109,17 @@ class MappingConfig(msgspec.Struct, frozen=True):
         """Return the expressions of a table's columns, and the columns that its rows do not get."""
         return self.replaced_of(name), frozenset(self.omitted_of(name))
 
+    @property
+    def withholding(self) -> list[tuple[str, str]]:
+        """Return the tables of which rows or values are kept from the target."""
+        masking = [name for name, place in self.tables.items() if place.omitted or place.replaced]
+        return [_parted(name) for name in {*masking, *self.schema_only}]
+
+    def withholds_alike(self, one: tuple[str, str], other: tuple[str, str]) -> bool:
+        """Return whether the same rows and values of two tables are kept from the target."""
+        is_same = self.is_schema_only(one) == self.is_schema_only(other)
+        return is_same and self.masks_of(one) == self.masks_of(other)
+
     def is_alike(self, one: tuple[str, str], other: tuple[str, str]) -> bool:
         """Return whether the rows of two tables have the same constants, expressions and columns."""
         return self.masks_of(one) == self.masks_of(other) and self.constants_of(one) == self.constants_of(other)
