@@ -517,6 +517,28 @@ def test_partitions_with_other_settings_than_their_root_stop_the_stream(
     assert other.target.rows(plain) == []
 
 
+def test_no_message_has_a_value(
+    source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """An expression that fails, be it in a copy, in the stream or in a comparison, is reported by its condition."""
+    source.execute("UPDATE item SET email = 'secret'")
+    settings: Mapping[str, str | float] = {**FAST, 'mapping.tables."public.item".replace.email': "email::bigint"}
+    route = Route(source=source, target=new_target(), settings=settings)
+    failed = run_command(route, "init", "--copy")
+    words = [failed.stdout + failed.stderr]
+    other = replace(route, slot=f"{route.slot}_other", target=new_target())
+    assert run_command(other, "init").returncode == 0
+    daemon = start_daemon(other)
+    verified = run_command(other, "verify", "--table", "public.item")
+    words.append(verified.stdout + verified.stderr)
+    source.execute("UPDATE item SET email = 'secret' WHERE id = 1; INSERT INTO item (id, email) VALUES (50, 'secret')")
+    assert daemon.exit_code() != 0
+    words.append(daemon.log_tail())
+    for text in words:
+        assert "invalid_text_representation" in text
+        assert "secret" not in text
+
+
 @pytest.mark.pg_majors(15, 18)
 def test_check_shows_the_expressions(
     source: Database, new_target: Callable[[], Database], run_command: RunCommand
