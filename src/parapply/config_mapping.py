@@ -36,13 +36,20 @@ class MappingConfig(msgspec.Struct, frozen=True):
         by_name: dict[str | tuple[str, str], list[Mapping[str, str]]] = {}
         for name, place in self.schemas.items():
             by_name.setdefault(place.name or name, []).append(place.constants or {})
-        for table in map(_parted, self.tables):
-            by_name.setdefault(self.target_of(table), []).append(self.constants_of(table))
+        tables = [_parted(name) for name in self.tables]
+        for at, table in enumerate(tables):
+            # One that was renamed has both names, as long as its rows came by the earlier one.
+            if not any(self._is_renamed(table, other) for other in tables[:at]):
+                by_name.setdefault(self.target_of(table), []).append(self.constants_of(table))
         if not all(map(are_apart, by_name.values())):
             raise ValueError(
                 "two of the publisher's names lead to one on the target, and no constants distinguish their"
                 " rows: give each one other values of the same columns in `set`"
             )
+
+    def _is_renamed(self, table: tuple[str, str], other: tuple[str, str]) -> bool:
+        is_masked = any(self.masks_of(table))
+        return is_masked and self.is_alike(table, other) and self.target_of(table) == self.target_of(other)
 
     @property
     def is_empty(self) -> bool:
