@@ -252,8 +252,8 @@ class HealRun:
         named(published, self._options.whole, "write schema.table")
         await check_readable(self._source, published)
         known = await copies.load(self._target, self._schema, self._slot_id)
-        names = continuity.known_names(await copies.load_marks(self._target, self._schema, self._slot_id))
-        names |= {row.source_oid: row.name for row in known.tables}
+        kept = () if known.is_listed else await copies.load_marks(self._target, self._schema, self._slot_id)
+        names = {**continuity.known_names(kept), **{row.source_oid: row.name for row in known.tables}}
         rows = {row.source_oid: row for row in known.tables}
         compared, left, later, unknown = [], [], [], []
         begun = set()
