@@ -482,13 +482,15 @@ def config_of(layers: Layers, required: Collection[str] = tuple(REQUIRED)) -> Co
     ddl, mapping = sections["ddl"], sections["mapping"]
     if ddl is not None and mapping is not None and ddl.apply and not mapping.is_empty:
         errors.append("mapping: must be empty with ddl.apply, whose commands name tables as the publisher does")
-    if source is not None and mapping is not None and mapping.replaces:
-        if source.on_lost_slot == "heal":
+    if source is not None and mapping is not None:
+        if source.on_lost_slot == "heal" and mapping.replaces:
             errors.append(
                 'source.on_lost_slot: must be "stop" with `replace` in [mapping], whose rows no heal compares'
             )
-        if source.origin == "none":
-            errors.append('mapping: no `replace` with source.origin = "none", because rows would come back replaced')
+        if source.origin == "none" and mapping.masks:
+            errors.append(
+                'mapping: no `replace` or `omit` with source.origin = "none", whose rows would go back without values'
+            )
     if errors:
         place = "" if layers.option == "--config" else f"{layers.option}: "
         raise ConfigError("\n".join(place + line.removeprefix(place) for line in dict.fromkeys(errors)))

@@ -36,13 +36,20 @@ class MappingConfig(msgspec.Struct, frozen=True):
         by_name: dict[str | tuple[str, str], list[Mapping[str, str]]] = {}
         for name, place in self.schemas.items():
             by_name.setdefault(place.name or name, []).append(place.constants or {})
-        for table in map(_parted, self.tables):
-            by_name.setdefault(self.target_of(table), []).append(self.constants_of(table))
+        tables = [_parted(name) for name in self.tables]
+        for at, table in enumerate(tables):
+            # One that was renamed has both names, as long as its rows came by the earlier one.
+            if not any(self._is_renamed(table, other) for other in tables[:at]):
+                by_name.setdefault(self.target_of(table), []).append(self.constants_of(table))
         if not all(map(are_apart, by_name.values())):
             raise ValueError(
                 "two of the publisher's names lead to one on the target, and no constants distinguish their"
                 " rows: give each one other values of the same columns in `set`"
             )
+
+    def _is_renamed(self, table: tuple[str, str], other: tuple[str, str]) -> bool:
+        is_masked = any(self.masks_of(table))
+        return is_masked and self.is_alike(table, other) and self.target_of(table) == self.target_of(other)
 
     @property
     def is_empty(self) -> bool:
@@ -108,6 +115,17 @@ class MappingConfig(msgspec.Struct, frozen=True):
     def masks_of(self, name: tuple[str, str]) -> tuple[Mapping[str, str], frozenset[str]]:
         """Return the expressions of a table's columns, and the columns that its rows do not get."""
         return self.replaced_of(name), frozenset(self.omitted_of(name))
+
+    @property
+    def withholding(self) -> list[tuple[str, str]]:
+        """Return the tables of which rows or values are kept from the target."""
+        masking = [name for name, place in self.tables.items() if place.omitted or place.replaced]
+        return [_parted(name) for name in {*masking, *self.schema_only}]
+
+    def withholds_alike(self, one: tuple[str, str], other: tuple[str, str]) -> bool:
+        """Return whether the same rows and values of two tables are kept from the target."""
+        is_same = self.is_schema_only(one) == self.is_schema_only(other)
+        return is_same and self.masks_of(one) == self.masks_of(other)
 
     def is_alike(self, one: tuple[str, str], other: tuple[str, str]) -> bool:
         """Return whether the rows of two tables have the same constants, expressions and columns."""

@@ -171,7 +171,8 @@ def known_without_copy(kept: Collection[str] | None) -> dict[int, str]:
     return {int(oid[1:]): marks for oid, _, marks in [text.partition(" ") for text in kept or () if text[0] == "w"]}
 
 
-def _known_names(kept: Collection[str] | None) -> dict[int, Name]:
+def known_names(kept: Collection[str] | None) -> dict[int, Name]:
+    """Return the names that were kept of tables without a row in the state, by OID."""
     found = [text.partition(" ") for text in kept or () if text[0] == "n"]
     return {int(oid[1:]): msgspec.json.decode(name, type=tuple[str, str]) for oid, _, name in found}
 
@@ -188,7 +189,7 @@ async def keep_names(
     if known.is_listed or not mapping.changes_rows:
         return {}
     kept = await copies.load_marks(target, schema, slot_id)
-    before = _known_names(kept)
+    before = known_names(kept)
     oids = {*before, *await publishing.published(source, config.source.publications, None)}
     now = await late_tables.names(source, oids.difference([row.source_oid for row in known.tables]))
     names = {oid: name if mapping.is_alike(old := before.get(oid, name), name) else old for oid, name in now.items()}

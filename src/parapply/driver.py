@@ -11,6 +11,7 @@ import os
 import re
 import time
 import traceback
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -21,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from parapply.login import PasswordUnknown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Self
 
     from psycopg import sql
@@ -87,6 +88,32 @@ def lost_hint(error: psycopg.Error, text: str) -> str:
 
 #: Prefix that psycopg puts before libpq's words when libpq gave up before it sent anything over a network.
 _NOT_BEGUN: Final = "connection is bad: "
+
+
+def condition(sqlstate: str) -> str:
+    """Return the name of an SQLSTATE like unique_violation; the server's own message may hold values."""
+    try:
+        name = psycopg.errors.lookup(sqlstate).__name__
+    except KeyError:
+        return "error"
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
+
+
+#: Classes of errors whose message names objects and holds no value: connections, features, dependent objects, schemas,
+#: retries, syntax and access rules, resources, objects in use, operators.
+NAMING: Final = frozenset({"08", "0A", "2B", "3F", "40", "42", "53", "55", "57"})
+
+
+@contextmanager
+def values_hidden(*, when: bool) -> Iterator[None]:
+    """Raise errors of the server again by the names of their conditions, where their messages may hold values."""
+    try:
+        yield
+    except psycopg.Error as error:
+        state = error.sqlstate or ""
+        if not (when and state) or state[:2] in NAMING:
+            raise
+        raise type(error)(f"{condition(state)} ({state})") from None
 
 
 def dsn_problem(error: psycopg.Error) -> str:

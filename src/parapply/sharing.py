@@ -13,7 +13,7 @@ import msgspec
 
 from parapply.config_mapping import are_apart
 from parapply.errors import TargetRefused
-from parapply.source import slot
+from parapply.source import late_tables, slot
 from parapply.target.state import copies
 from parapply.target.state.schema import state_rows
 
@@ -95,6 +95,28 @@ def check_renamed(mapping: MappingConfig, before: Name, now: Name) -> None:
             f" {'.'.join(mapping.target_of(before))} have {given or 'none'}",
             hint=f"delete these rows, run `parapply refresh --table {name} --truncate`, and start the daemon again",
         )
+
+
+async def of_other_partitions(
+    source: slot.Connection, mapping: MappingConfig, tables: Mapping[Name, int]
+) -> dict[Name, TargetRefused]:
+    """Return why tables, with OIDs, may not come under their own names: a root or partition of one has other settings.
+
+    Their rows may be the other's, from which values or all rows are to be kept.
+    """
+    if not (tables and mapping.withholding):
+        return {}
+    others = await late_tables.relatives(source, {*tables.values()}, mapping.withholding)
+    return {
+        name: TargetRefused(
+            f"{'.'.join(name)} is sent by its own name, and its root or partition {'.'.join(other)} has another"
+            " `replace`, `omit` or schema_only in [mapping]",
+            hint="give both the same there",
+        )
+        for name, oid in tables.items()
+        for relative, other in others
+        if relative == oid and not mapping.withholds_alike(name, other)
+    }
 
 
 async def _noted(target: Connection, config: Config, slot_id: int) -> dict[str, list[dict[str, str]]]:

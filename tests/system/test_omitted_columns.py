@@ -158,8 +158,15 @@ def test_conflicts_replay_and_heal(
     assert not [text for _, text in records if "secret" in (text or "") or "big" in (text or "")]
     missing = "SELECT conflict_id FROM parapply.conflicts WHERE conflict_type = 'update_missing'"
     ((number,),) = route.target.rows(missing)
+    # As it was noted before the column was to be left out.
+    hush = f'UPDATE parapply.conflicts SET {{0}} = {{0}} || \'{{{{"secret":"hush"}}}}\' WHERE conflict_id = {number}'
+    route.target.execute(hush.format("remote_row"))
     replayed = run_command(route, "conflicts replay", str(number), "--yes")
     assert replayed.returncode == 0, replayed.stderr
+    route.target.execute(hush.format("key"))
+    replayed = run_command(route, "conflicts replay", str(number), "--yes")
+    assert replayed.returncode == 4, replayed.stderr
+    assert '`omit` leaves out column "secret"' in replayed.stderr
     assert route.target.rows("SELECT v, kept, secret FROM item WHERE id = 1") == [("lost", "k", "own")]
     daemon.stop()
     source.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
@@ -214,11 +221,16 @@ def test_what_cannot_be_left_out_is_refused(  # noqa: PLR0917  the case
 
 
 def test_no_value_comes_by_another_name(
-    source: Database, new_target: Callable[[], Database], start_daemon: StartDaemon, tmp_path: Path
+    source: Database,
+    new_target: Callable[[], Database],
+    run_command: RunCommand,
+    start_daemon: StartDaemon,
+    tmp_path: Path,
 ) -> None:
     """A name of no table ends a daemon that would begin the slot; a name of no column, and a new one, one that runs.
 
-    So it is with a file from the start, and with SIGHUP; with the right name the next daemon goes on.
+    So it is with a file from the start, and with SIGHUP; with the right name the next daemon goes on. A heal without
+    the slot knows the names that the rows came by.
     """
     path = tmp_path / "app.toml"
     target = new_target()
@@ -254,6 +266,10 @@ def test_no_value_comes_by_another_name(
     daemon.wait_caught_up()
     source.execute("ALTER TABLE item RENAME TO thing; INSERT INTO thing VALUES (102, 'hush', 'v')")
     refused(daemon, "became public.thing, which has another `replace` or `omit` in [mapping]")
+    source.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
+    healed = run_command(route, "heal", "--config", str(path))
+    assert healed.returncode == 4, healed.stdout + healed.stderr
+    assert "public.item became public.thing, which has another" in healed.stderr
     query = "SELECT id, secret, hidden FROM item UNION ALL SELECT id, secret, hidden FROM thing ORDER BY id"
     assert target.rows(query) == [(100, "own", None), (101, "own", None)]
 

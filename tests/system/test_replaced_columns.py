@@ -448,35 +448,100 @@ def test_a_rename_while_no_daemon_runs(
         assert daemon.exit_code() == 4, daemon.log_tail()
         assert "public.item became public.thing, which has" in daemon.failure
         assert route.target.rows("SELECT count(*) FROM thing") == [(0,)]
-    both = replace(route, settings={**settings, f'mapping.tables."public.thing".{kind}': "NULL::text"})
-    start_daemon(both).wait_caught_up()
+    both: Mapping[str, str | float] = {**settings, f'mapping.tables."public.thing".{kind}': "NULL::text"}
+    if runs and "replace" in kind:
+        # Its rows stay in the target's table.
+        start_daemon(replace(route, settings={**both, 'mapping.tables."public.thing".table': "public.item"}))
+        route.target.wait_until("SELECT count(email) = 0 AND count(*) = 2 FROM item")
+        return
+    start_daemon(replace(route, settings=both)).wait_caught_up()
     assert route.target.rows("SELECT id, email = 'secret' FROM thing") == [(51, None if "replace" in kind else True)]
 
 
-def test_partitions_without_the_expressions_of_their_root_stop_the_stream(
-    source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon
+_ROOT = (
+    "CREATE TABLE root (id int PRIMARY KEY, email text) PARTITION BY RANGE (id);"
+    "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (9)"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_copy"), [("replace.email", False), ("omit", True), ("omit", False), ("schema_only", False)]
+)
+def test_partitions_with_other_settings_than_their_root_stop_the_stream(
+    source: Database,
+    new_target: Callable[[], Database],
+    run_command: RunCommand,
+    start_daemon: StartDaemon,
+    kind: str,
+    *,
+    is_copy: bool,
 ) -> None:
-    """A root that is no longer published as one has its rows come under the names of its partitions."""
-    tables = ("CREATE TABLE root (id int PRIMARY KEY, email text) PARTITION BY RANGE (id);"
-              "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (9)")  # fmt: skip
-    source.execute(f"{tables}; CREATE PUBLICATION roots FOR TABLE root WITH (publish_via_partition_root)")
-    settings: Mapping[str, str | float] = {**FAST, 'mapping.tables."public.root".replace.email': "md5(email)"}
-    route = Route(source=source, target=new_target(), publication="roots", settings=settings)
-    route.target.execute(tables)
-    done = run_command(route, "init")
+    """Rows that were sent under a partition's name come without its root's settings, however it is published now.
+
+    Nor does a command copy them, nor a partition's settings get lost where rows come under the root's name.
+    """
+
+    def settings(*tables: str) -> Mapping[str, str | float]:
+        if kind == "schema_only":
+            return {**FAST, "mapping.schema_only": ",".join(f"public.{table}" for table in tables)}
+        text = "md5(email)" if kind.startswith("replace") else "email"
+        return {**FAST, **{f'mapping.tables."public.{table}".{kind}': text for table in tables}}
+
+    by_leaf, by_root = (f"ALTER PUBLICATION roots SET (publish_via_partition_root = {text})" for text in (False, True))
+    source.execute(f"{_ROOT}; CREATE PUBLICATION roots FOR TABLE root WITH (publish_via_partition_root)")
+    route = Route(source=source, target=new_target(), publication="roots", settings=settings("root"))
+    route.target.execute(_ROOT)
+    plain = "SELECT id FROM root WHERE email = 'secret' OR id > 1"
+    copied = ("--copy",) if is_copy else ()
+    done = run_command(route, "init", *copied)
     assert done.returncode == 0, done.stderr
     daemon = start_daemon(route)
     source.execute("INSERT INTO root VALUES (1, 'secret')")
     daemon.wait_caught_up()
-    source.execute("ALTER PUBLICATION roots SET (publish_via_partition_root = false);"
-                   "INSERT INTO root VALUES (2, 'secret')")  # fmt: skip
+    source.execute(f"{by_leaf}; INSERT INTO root VALUES (2, 'secret')")
     assert daemon.exit_code() == 4, daemon.log_tail()
-    assert "public.leaf" in daemon.failure
-    assert route.target.rows("SELECT id FROM root WHERE email = 'secret' OR id = 2") == []
-    both = replace(route, settings={**settings, 'mapping.tables."public.leaf".replace.email': "md5(email)"})
+    assert "public.leaf is sent by its own name" in daemon.failure
+    refused = run_command(route, "refresh", "--table", "public.leaf", "--truncate")
+    assert refused.returncode == 4, refused.stdout + refused.stderr
+    assert "public.leaf is sent by its own name" in refused.stderr
+    source.execute(by_root)
+    daemon = start_daemon(route)
+    assert daemon.exit_code() == 4, daemon.log_tail()
+    assert "public.leaf is sent by its own name" in daemon.failure
+    assert route.target.rows(plain) == []
+    both = replace(route, settings=settings("root", "leaf"))
     start_daemon(both).wait_caught_up()
-    assert route.target.rows("SELECT id FROM root WHERE email <> md5('secret') OR id > 2") == []
-    assert route.target.rows("SELECT count(*) FROM root") == [(2,)]
+    assert route.target.rows("SELECT id FROM root WHERE email = 'secret'") == []
+    other = replace(route, slot=f"{route.slot}_other", target=new_target(), settings=settings("leaf"))
+    other.target.execute(_ROOT)
+    make_slot(other)
+    source.execute("INSERT INTO root VALUES (3, 'secret')")
+    daemon = start_daemon(other)
+    assert daemon.exit_code() == 4, daemon.log_tail()
+    assert "public.root is sent by its own name" in daemon.failure
+    assert other.target.rows(plain) == []
+
+
+def test_no_message_has_a_value(
+    source: Database, new_target: Callable[[], Database], run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """An expression that fails, be it in a copy, in the stream or in a comparison, is reported by its condition."""
+    source.execute("UPDATE item SET email = 'secret'")
+    settings: Mapping[str, str | float] = {**FAST, 'mapping.tables."public.item".replace.email': "email::bigint"}
+    route = Route(source=source, target=new_target(), settings=settings)
+    failed = run_command(route, "init", "--copy")
+    words = [failed.stdout + failed.stderr]
+    other = replace(route, slot=f"{route.slot}_other", target=new_target())
+    assert run_command(other, "init").returncode == 0
+    daemon = start_daemon(other)
+    verified = run_command(other, "verify", "--table", "public.item")
+    words.append(verified.stdout + verified.stderr)
+    source.execute("UPDATE item SET email = 'secret' WHERE id = 1; INSERT INTO item (id, email) VALUES (50, 'secret')")
+    assert daemon.exit_code() != 0
+    words.append(daemon.log_tail())
+    for text in words:
+        assert "invalid_text_representation" in text
+        assert "secret" not in text
 
 
 @pytest.mark.pg_majors(15, 18)

@@ -161,6 +161,8 @@ def test_check_names_them_and_refuses_other_names(route: Route, run_command: Run
     for words in (("refresh", "--table"), ("pause",), ("verify", "--table")):
         refused = run_command(route, *words, "public.audit")
         assert "mapping.schema_only leaves out the rows of public.audit" in refused.stderr
+    for option in ((), ("--prepare",)):
+        assert "a physical copy has what `replace`, `omit` and sch" in run_command(route, "seed", *option).stderr
     wrong = Route(source=route.source, target=route.target, settings={**FAST, "mapping.schema_only": "public.audits"})
     n_slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
     refused = run_command(wrong, "init")

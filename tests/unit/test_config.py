@@ -347,7 +347,8 @@ def test_a_list_that_is_too_deep_is_a_wrong_value() -> None:
         (['mapping.tables."a.b".replace=x'], "must be a section of columns, each with an SQL expression"),
         (['mapping.tables."a.b".replace.x= '], "must be a section of columns, each with an SQL expression"),
         (["mapping.schemas.a.replace.x=y"], "mapping.schemas.a.replace: unknown key"),
-        (['mapping.tables."a.b".replace.x=y', "source.origin=none"], "no `replace` with source.origin"),
+        (['mapping.tables."a.b".replace.x=y', "source.origin=none"], "no `replace` or `omit` with source.origin"),
+        (['mapping.tables."a.b".omit=x', "source.origin=none"], "no `replace` or `omit` with source.origin"),
         (
             ['mapping.tables."a.b".replace.x=y', "source.on_lost_slot=heal"],
             'on_lost_slot: must be "stop" with `replace`',

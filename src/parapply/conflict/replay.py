@@ -127,6 +127,13 @@ async def _one(conn: Connection, role: str, conflict: _Row, mapping: MappingConf
         return await _truncate(conn, role, conflict, mapping)
     constants_of(facts, fixed, conflict["remote_row"] or ())
     key, row = conflict["key"] or {}, {**(conflict["remote_row"] or {}), **fixed}
+    # Of a conflict from before they were to be left out.
+    if of_key := [column for column in mapping.omitted_of(there) if column in key]:
+        raise TargetRefused(
+            f'conflict {conflict["conflict_id"]}: `omit` leaves out column "{of_key[0]}" of its key',
+            hint="change the row by hand, and drop the conflict",
+        )
+    row = {column: value for column, value in row.items() if column not in mapping.omitted_of(there)}
     # Without a key no row is looked for, and the constants alone find any.
     key = {**key, **fixed} if key else key
     if not facts.key_columns and conflict["replayed_at"] is not None:

@@ -269,8 +269,9 @@ class CopyLoad:
                 out, into = replaced.staged_out(table.published, part), replaced.STAGE_IN
                 await replaced.make_stage(target, table.published)
             n_rows, _ = await pump(
-                source, target, out, into, relation=table.published.text, on_data=on_data, limit=self._access.limit
-            )
+                source, target, out, into, relation=table.published.text, on_data=on_data, limit=self._access.limit,
+                hides_values=bool(table.published.replacements),
+            )  # fmt: skip
             if table.published.replacements:
                 await replaced.insert_staged(target, table.published, n_rows)
             await _check_file(source, part)

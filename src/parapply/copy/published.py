@@ -19,6 +19,7 @@ from psycopg import sql
 from parapply.config_mapping import are_apart
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.plan.table import Replacement
+from parapply.sharing import of_other_partitions
 from parapply.source.slot import read_rows, source_errors
 from parapply.state_mark import STATE_SCHEMAS_SQL
 
@@ -188,12 +189,15 @@ async def published_tables(
 
     Without the tables of a parapply that applies there, and without `schema_only_tables`.
 
-    Raise TargetRefused if two of them lead to one table of the target; SourceRefused if publications of one table list
-    different columns, which the stream also refuses; or if `omit` names a column that is not published, or one of the
-    key.
+    Raise TargetRefused if two of them lead to one table of the target, or as `of_other_partitions`; SourceRefused if
+    publications of one table list different columns, which the stream also refuses; or if `omit` names a column that is
+    not published, or one of the key.
     """
     found = await _read(conn, publications)
-    return _mapped([table for table in found if not mapping.is_schema_only(table.full_name)], mapping)
+    tables = [table for table in found if not mapping.is_schema_only(table.full_name)]
+    for error in (await of_other_partitions(conn, mapping, {table.full_name: table.oid for table in tables})).values():
+        raise error
+    return _mapped(tables, mapping)
 
 
 async def schema_only_tables(

@@ -13,6 +13,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from parapply import failpoints
+from parapply.driver import values_hidden
 from parapply.errors import SourceLost, SourceRefused
 from parapply.source.slot import source_errors
 from parapply.target.session.settings import target_errors
@@ -44,6 +45,7 @@ async def pump(  # noqa: PLR0913  two ends
     relation: str,
     on_data: Callable[[int, int], None],
     limit: RateLimit | None = None,
+    hides_values: bool = False,
 ) -> tuple[int, int]:
     """Copy a part, in a separate transaction on the target.
 
@@ -55,6 +57,7 @@ async def pump(  # noqa: PLR0913  two ends
         relation: for messages.
         on_data: called with further rows and bytes, as they are handed on.
         limit: waited for; None: no limit.
+        hides_values: the target's messages may have values that are to be kept from there.
 
     Returns:
         Rows, as the publisher counts them, and bytes.
@@ -67,7 +70,7 @@ async def pump(  # noqa: PLR0913  two ends
     chunks = _past_libpq(source, out, relation) if is_plain else _by_libpq(source, out, relation)
     n_rows = size = told = 0
     async with target.cursor() as cursor:
-        with target_errors(f"copying into {relation}"):
+        with target_errors(f"copying into {relation}"), values_hidden(when=hides_values):
             async with cursor.copy(into) as copy:
                 async for rows, data in chunks:
                     n_rows = rows

@@ -12,6 +12,7 @@ import msgspec
 from psycopg import sql
 
 from parapply.copy.parts import column_list, condition, with_constants
+from parapply.driver import values_hidden
 from parapply.errors import TargetRefused
 from parapply.model import Column, Relation
 from parapply.target.catalogue.expressions import judge
@@ -91,7 +92,7 @@ async def insert_staged(conn: Connection, table: PublishedTable, n_rows: int) ->
     names = column_list([*kept, *[one.name for one in table.replacements]])
     query = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} AS v")
     here = sql.Identifier(*table.here().full_name)
-    with target_errors(f"copying into {table.text}"):
+    with target_errors(f"copying into {table.text}"), values_hidden(when=True):
         cursor = await conn.execute(query.format(here, names, sql.SQL(", ").join(values), _STAGE))
         if cursor.rowcount == n_rows:
             return

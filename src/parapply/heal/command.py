@@ -257,17 +257,20 @@ class HealRun:
         named(published, self._options.whole, "write schema.table")
         await check_readable(self._source, published)
         known = await copies.load(self._target, self._schema, self._slot_id)
+        kept = () if known.is_listed else await copies.load_marks(self._target, self._schema, self._slot_id)
+        names = {**continuity.known_names(kept), **{row.source_oid: row.name for row in known.tables}}
         rows = {row.source_oid: row for row in known.tables}
         compared, left, later, unknown = [], [], [], []
         begun = set()
         for table in published:
             row = rows.get(table.oid)
+            if row is None or not (row.is_paused or (row.is_late and not row.is_again)):
+                sharing.check_renamed(config.mapping, names.get(table.oid, table.full_name), table.full_name)
             if row is None:
                 unknown.append(table)
             elif row.is_paused or (row.is_late and not row.is_again):
                 left.append(f"{table.shown}: not compared: {row.reason}")
             else:
-                sharing.check_renamed(config.mapping, row.name, table.full_name)
                 compared.append(table)
                 if row.state != CopyState.COPIED and not row.is_again:
                     begun.add(table.oid)

@@ -113,9 +113,9 @@ async def prepare(config: Config) -> None:
 
 
 def _check_values(config: Config) -> None:
-    if config.mapping.replaces:
+    if config.mapping.withholding:
         raise ConfigError(
-            "mapping: a physical copy has the publisher's values of columns with `replace`",
+            "mapping: a physical copy has what `replace`, `omit` and schema_only keep from the target",
             hint="bring the rows with `parapply init --copy`",
         )
 

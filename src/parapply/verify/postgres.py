@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
@@ -16,6 +17,7 @@ from psycopg import sql
 from parapply.amounts import few
 from parapply.copy.parts import Part, parts_of
 from parapply.copy.published import Leaf, PublishedTable, rewritten
+from parapply.driver import values_hidden
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.source.slot import source_errors
 from parapply.target.session.settings import target_errors
@@ -26,8 +28,7 @@ from parapply.verify.differences import Summary, add
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator, Sequence
 
     import psycopg
 
@@ -81,9 +82,11 @@ class VerifyEnd:
         is_plain = self._is_source or not published.replacements
         return published if is_plain else msgspec.structs.replace(published, replacements=())
 
-    def _errors(self, table: PublishedTable) -> AbstractContextManager[None]:
-        doing = f"reading {table.text}"
-        return source_errors(doing) if self._is_source else target_errors(doing)
+    @contextmanager
+    def _errors(self, table: PublishedTable) -> Iterator[None]:
+        end_errors = source_errors if self._is_source else target_errors
+        with end_errors(f"reading {table.text}"), values_hidden(when=bool(table.replaced)):
+            yield
 
     def _filter(self, table: PublishedTable) -> str | sql.Composed:
         # Rows that the filter keeps back are not on the target; rows with other constants there are of other sources.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
+from parapply.driver import values_hidden
 from parapply.printable import printable
 from parapply.source.slot import source_errors
 from parapply.target.session import settings
@@ -97,7 +98,7 @@ async def _source_rows(
         # The publisher's own text of an expression that it has checked.
         sql.SQL(f" AND ({table.row_filter})") if table.row_filter else sql.SQL(""),
     )
-    with source_errors(f"reading {table.text}"):
+    with source_errors(f"reading {table.text}"), values_hidden(when=bool(table.replaced)):
         async with source.cursor() as cursor:
             await cursor.execute(query)
             found = await cursor.fetchall()

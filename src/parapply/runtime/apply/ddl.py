@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from parapply.driver import NAMING, condition
 from parapply.engine.job import Attempts
 from parapply.errors import ApplyFailed, StatementFailed, TargetLost
 from parapply.logs import get_logger
 from parapply.model import Relation, Transaction, format_lsn
 from parapply.plan.commands import CommandVerdict
-from parapply.runtime.apply.failure import FailureClass, classify, condition
+from parapply.runtime.apply.failure import FailureClass, classify
 from parapply.runtime.apply.pieces import Pieces
 from parapply.runtime.apply.transaction import role_of
 from parapply.target.session.pipeline import Statement
@@ -52,9 +53,6 @@ _TAKEN: Final = (
 )
 #: Planner settings that workers are pinned to for their own statements, and that would make checks of a command slow.
 _PLANNER: Final = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
-#: Classes of errors whose message names objects and holds no value: syntax and access rules, schemas, dependent
-#: objects, features, objects in use.
-_NAMING: Final = frozenset({"42", "3F", "2B", "0A", "55"})
 #: A command whose tag is another one once it has run.
 _MADE_AND_FILLED: Final = ("CREATE MATERIALIZED VIEW", "SELECT")
 _SKIPPED: Final = "its transaction is skipped"
@@ -318,7 +316,7 @@ def reason_of(failure: StatementFailed) -> str:
     """Return the server's reason; its words only where they hold names, and no values."""
     if not failure.sqlstate:
         return str(failure)
-    words = f": {failure}" if failure.sqlstate[:2] in _NAMING else ""
+    words = f": {failure}" if failure.sqlstate[:2] in NAMING else ""
     constraint = f", constraint {failure.constraint}" if failure.constraint else ""
     return f"{condition(failure.sqlstate)} ({failure.sqlstate}){constraint}{words}"
 

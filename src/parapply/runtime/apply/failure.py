@@ -6,8 +6,7 @@ import re
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-import psycopg
-
+from parapply.driver import condition
 from parapply.errors import ApplyFailed, StatementFailed
 from parapply.model import format_lsn
 from parapply.quoting import identifier
@@ -182,12 +181,3 @@ def _always_identity(command: Command) -> list[str]:
     plan = command.plan
     columns = enumerate(plan.columns)
     return [one.name for position, one in columns if one.is_identity_always and position not in plan.key_positions]
-
-
-def condition(sqlstate: str) -> str:
-    """Return the name of an SQLSTATE like unique_violation; the server's own message may hold values."""
-    try:
-        name = psycopg.errors.lookup(sqlstate).__name__
-    except KeyError:
-        return "error"
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")

@@ -105,14 +105,19 @@ class SpecialTransactions:
     async def _chunk(self, piece: Transaction, chunk: Chunk) -> None:
         stream = await self._streams.add(piece, chunk, self._batcher.last_seq)
         follower = self._pool.flight.follower_of(stream)
-        if follower is not None and self._admission.starts.is_apart(stream.relations, self._batcher.received_lsn):
+        if follower is not None and not self._may_follow(stream):
             give_way(follower)
         if chunk.was_prepared or not self._streams.is_worth_a_worker(stream) or not self._pool.flight.may_follow:
             return
         # Its commit lies after all that has come; what may have to be left out of it is not applied before that.
-        if not self._admission.starts.is_apart(stream.relations, self._batcher.received_lsn):
+        if self._may_follow(stream):
             self._streams.follow(stream)
             self._pool.follow(StreamJob(Batch(0), {}, stream))
+
+    def _may_follow(self, stream: StreamBuffer) -> bool:
+        """Return whether all of it is sure to be applied, although its commit is not known."""
+        starts, lsn = self._admission.starts, self._batcher.received_lsn
+        return not starts.is_apart(stream.relations, lsn) and self._admission.copied.may_follow(stream.relations)
 
     async def _end(
         self, event: Transaction, message: StreamCommit | StreamPrepare, stream: StreamBuffer

@@ -106,8 +106,9 @@ class Copied:
         self._gone: set[int] = set()
         #: Announced under a name that the target does not have, and looked for under the publisher's name of now.
         self._sought: set[Relation] = set()
-        #: With no root above them that has other expressions.
+        #: May come under their own names, as far as other partitions' settings go.
         self._judged: set[Relation] = set()
+        self._withholds = bool(config.mapping.withholding)
         #: Numbers of columns by name, as seen when they were announced first, 0 if another name had taken their place;
         #: by OID of tables with columns to leave out.
         self._numbers: dict[int, dict[str, int]] = {}
@@ -213,7 +214,12 @@ class Copied:
 
     def is_settled(self, relations: Sequence[Relation]) -> bool:
         """Return whether `settle` has nothing to do."""
-        return all(self._is_settled(relation) for relation in relations)
+        # A table may have become a partition since it was announced last.
+        return not self._withholds and all(self._is_settled(relation) for relation in relations)
+
+    def may_follow(self, relations: Collection[Relation]) -> bool:
+        """Return whether nothing that `settle` finds out keeps changes back that come before a commit."""
+        return not self._withholds or self._judged.issuperset(relations)
 
     async def settle(self, relations: Sequence[Relation], *, may_be_missing: bool = False) -> None:
         """Decide from where on the relations announced now are applied, before their first change is read.
@@ -223,6 +229,7 @@ class Copied:
         if self.is_settled(relations):
             return
         async with self._lock:
+            await self._check_partitions(relations)
             for relation in relations:
                 if not self._is_settled(relation):
                     await self._settle(relation, may_be_missing=may_be_missing)
@@ -306,7 +313,7 @@ class Copied:
             return row.name == name
         if relation.oid in self._gone or self._root(relation.oid) is not None:
             return True
-        if self._was_named(relation) != name or (self._mapping.masks and relation not in self._judged):
+        if self._was_named(relation) != name:
             return False
         # One in the schema of our own progress may belong to another parapply, made since the publisher was read.
         return not (self.known.is_listed or name[0] == self._schema or self._why_left_out(name))
@@ -366,8 +373,6 @@ class Copied:
 
     async def _settle_new(self, relation: Relation, namesake: CopyRow | None, *, may_be_missing: bool) -> None:
         name, oid = relation.full_name, relation.oid
-        if self._mapping.masks:
-            await self._check_partition(relation)
         self._sought.add(relation)
         left_out = self._why_left_out(name)
         if not (self.known.is_listed or name[0] == self._schema or left_out):
@@ -389,20 +394,19 @@ class Copied:
         if not reason:
             self._log.info("table_joined", relation=relation.qualified_name)
 
-    async def _check_partition(self, relation: Relation) -> None:
-        """Refuse a table that is sent by its own name below a root that has other values."""
-        line = await late_tables.places(self._source, self._publications, relation.oid)
-        mine = self._mapping.masks_of(relation.full_name)
-        names = await late_tables.names(self._source, [place.oid for place in line[1:]])
-        roots = [name for name in names.values() if self._mapping.masks_of(name) != mine]
-        if not roots:
-            self._judged.add(relation)
-        elif await publishing.published(self._source, self._publications, [relation.oid]):
-            raise TargetRefused(
-                f"{'.'.join(relation.full_name)} is sent by its own name, and {'.'.join(roots[0])} above it has another"
-                " `replace` or `omit` in [mapping]",
-                hint="give both the same there, or set publish_via_partition_root = true for the publication",
-            )
+    async def _check_partitions(self, relations: Sequence[Relation]) -> None:
+        """Refuse changes of tables under their own names that have a root or partitions with other settings.
+
+        They are also announced beside their root where its name is sent; the catalogue does not have the name of then.
+        """
+        if not self._withholds:
+            return
+        tables = {relation.full_name: relation.oid for relation in relations}
+        refused = await sharing.of_other_partitions(self._source, self._mapping, tables)
+        for relation in relations:
+            error = refused.get(relation.full_name)
+            (self._judged.discard if error else self._judged.add)(relation)
+            await self._tables.withhold(relation, error)
 
     async def _settle_partition(self, line: Sequence[TablePlace]) -> bool:
         """Take a partition that is announced beside the root that it is published as; return whether it is one.

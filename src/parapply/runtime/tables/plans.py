@@ -89,6 +89,8 @@ class TablePlans:
         self._renamed: dict[Relation, tuple[str, str]] = {}
         #: Lack columns that were to be left out, which have no other name there.
         self._lacking: set[Relation] = set()
+        #: Whose changes under their own names must not be applied, and why.
+        self._withheld: dict[Relation, TargetRefused] = {}
         #: Plans by the catalogue alone; `plans` holds them downgraded where a table is not trusted.
         self._planned: dict[Relation, TablePlan] = {}
         #: A plan and the facts that it was made of, by what tables of one shape share; see `_of_shape`.
@@ -152,6 +154,18 @@ class TablePlans:
         """
         self._renamed[relation] = name
         await self.resolve([relation])
+
+    async def withhold(self, relation: Relation, error: TargetRefused | None) -> None:
+        """Refuse changes of a relation, or no longer, and plan it again if that is new.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
+        was_withheld = self._withheld.pop(relation, None) is not None
+        if error is not None:
+            self._withheld[relation] = error
+        if was_withheld != (error is not None):
+            await self.resolve([relation])
 
     async def apply_lacking(self, relation: Relation, *, may_lack: bool) -> None:
         """Apply a relation that lacks columns which were to be left out, or refuse it, and plan it again if need be.
@@ -376,6 +390,8 @@ class TablePlans:
     def _match(
         self, relation: Relation, found: TableFacts, judged: Mapping[str, Replacement] | None = None
     ) -> TablePlan:
+        if relation in self._withheld:
+            raise self._withheld[relation]
         self._check_alone(relation)
         judged = judged or {}
         if judged.keys() != self._replaced_of(relation).keys():
