@@ -429,11 +429,7 @@ async def check_publications(conn: Connection, names: Sequence[str]) -> frozense
 
 
 async def published_in_part(conn: Connection, names: Sequence[str]) -> list[tuple[str, str, list[str]]]:
-    """Return (schema, table, operations) of tables some of whose updates, deletes or truncates no publication brings.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return (schema, table, operations) of tables whose updates, deletes or truncates no publication brings."""
     # The view takes long for each table, and is read only where a publication leaves something out.
     query: LiteralString = """
         SELECT t.schemaname, t.tablename,

@@ -97,7 +97,6 @@ class ReplicationStream:
         Raises:
             SlotBusy: another process reads the slot (55006); try again with back-off.
             SourceRefused: the publisher will never accept this command.
-            SourceLost: the connection ended.
         """
         with socket.socket(fileno=self._fd) as view:
             try:
@@ -129,7 +128,6 @@ class ReplicationStream:
         Keep-alives are not among them: the latest is left in `keepalive`.
 
         Raises:
-            SourceLost: the stream ended.
             SourceRefused: it needs a publication of a time when there was none.
             ProtocolError: the bytes are not what a walsender sends.
         """
@@ -159,11 +157,7 @@ class ReplicationStream:
     def send_status(
         self, written_lsn: int, flushed_lsn: int, applied_lsn: int, *, reply_requested: bool = False
     ) -> None:
-        """Report progress; only `flushed_lsn` moves the slot, and it must be durable on the target (trap T-1).
-
-        Raises:
-            SourceLost, SourceRefused: as `drain`.
-        """
+        """Report progress; only `flushed_lsn` moves the slot, and it must be durable on the target (trap T-1)."""
         if self._ended:
             return
         flushed_lsn = max(flushed_lsn, self.confirmed_flush_lsn)

@@ -86,7 +86,6 @@ class StreamApply:
         Raises:
             ApplyFailed: a row still fails when everything earlier has committed.
             SpillFailed: the kept chunks are damaged.
-            TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
         stream, job = self._stream, self._job
         if stream.is_followed:
