@@ -77,8 +77,13 @@ def listed(name: str, rows: Rows, more: str = "") -> Section:
         title=title,
         lead=f"{lead}{more}" if rows else "",
         header=tuple(headings.split("|")),
-        rows=[tuple(_cell(row, column) for column in columns.split()) for row in rows],
+        rows=texts(rows, columns),
     )
+
+
+def texts(rows: Rows, columns: str) -> list[tuple[str, ...]]:
+    """Return the named columns of rows as texts, each by its unit."""
+    return [tuple(_cell(row, column) for column in columns.split()) for row in rows]
 
 
 def _cell(row: dict[str, Any], column: str) -> str:
