@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
 
     from parapply.analysis.changes import Change
-    from parapply.analysis.engine import Engine, Rows, Tables
+    from parapply.analysis.engine import Rows, Tables
+    from parapply.analysis.store import Engine
 
 
 #: The query of each figure that has one; a chain is followed link by link.
