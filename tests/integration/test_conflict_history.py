@@ -38,18 +38,14 @@ _FIRST = Conflict(
 _SECOND = msgspec.structs.replace(_FIRST, source=Source(xid=12, commit_lsn=0x1030, end_lsn=0, commit_time_us=0))
 
 
-def test_t68_a_large_transaction_takes_no_name_of_the_one_before(target_db: Database) -> None:
+async def test_t68_a_large_transaction_takes_no_name_of_the_one_before(target_db: Database) -> None:
     """A commit record may lie where the transaction before it ends; both keep their conflicts, with their own ends."""
-
-    async def run() -> None:
-        async with control(target_db.dsn) as conn:
-            history = ConflictHistory(_SCHEMA, await made(conn, _SCHEMA))
-            for conflict in (_FIRST, _SECOND):
-                await history.write(conn, conflict)
-            for one in history.naming_end(_SECOND.source.commit_lsn, 0x1060):
-                conn.pgconn.exec_params(one.prepared.text, list(one.parameters))
-
-    asyncio.run(run())
+    async with control(target_db.dsn) as conn:
+        history = ConflictHistory(_SCHEMA, await made(conn, _SCHEMA))
+        for conflict in (_FIRST, _SECOND):
+            await history.write(conn, conflict)
+        for one in history.naming_end(_SECOND.source.commit_lsn, 0x1060):
+            conn.pgconn.exec_params(one.prepared.text, list(one.parameters))
     named = target_db.rows(f"SELECT remote_xid, remote_lsn::text, attempts FROM {_SCHEMA}.conflicts ORDER BY 1")
     assert named == [(11, format_lsn(0x1030), 1), (12, format_lsn(0x1060), 1)]
 
@@ -68,18 +64,14 @@ async def _replayed(conn: Connection, kept: Sequence[dict[str, object]]) -> list
         return await replay(conn, _SCHEMA, kept, MappingConfig(), TargetConfig(dsn=Secret("")))
 
 
-def test_two_replays_of_one_conflict_insert_one_row(target_db: Database) -> None:
+async def test_two_replays_of_one_conflict_insert_one_row(target_db: Database) -> None:
     """Both have read it and asked; the second finds that the first has replayed it, and applies nothing."""
     target_db.execute("CREATE TABLE t (id text)")
-
-    async def run() -> None:
-        async with control(target_db.dsn) as conn:
-            kept = await _kept(conn, _FIRST)
+    async with control(target_db.dsn) as conn:
+        kept = await _kept(conn, _FIRST)
+        await _replayed(conn, kept)
+        with pytest.raises(TargetRefused, match="was replayed or dropped since it was read"):
             await _replayed(conn, kept)
-            with pytest.raises(TargetRefused, match="was replayed or dropped since it was read"):
-                await _replayed(conn, kept)
-
-    asyncio.run(run())
     assert target_db.rows("SELECT id FROM t") == [("1",)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 from typing import TYPE_CHECKING, Any
@@ -336,17 +335,13 @@ def test_partitions_of_a_root_that_is_published_as_one(
     daemon.stop()
 
 
-def test_a_state_schema_that_is_gone_from_the_publisher(
+async def test_a_state_schema_that_is_gone_from_the_publisher(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:
     """Its changes, still in WAL, are left out by what its tables look like; no table waits for a copy."""
     route = _copied(source_db, target_db, run_command, "CREATE TABLE t (id int PRIMARY KEY)", "ALL TABLES")
-
-    async def make() -> None:
-        async with await psycopg.AsyncConnection.connect(source_db.dsn, autocommit=True) as conn:
-            await ensure_schema(conn, "progress")
-
-    asyncio.run(make())
+    async with await psycopg.AsyncConnection.connect(source_db.dsn, autocommit=True) as conn:
+        await ensure_schema(conn, "progress")
     source_db.execute("INSERT INTO t VALUES (1); DROP SCHEMA progress CASCADE")
     daemon = start_daemon(route)
     daemon.wait_caught_up()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -183,27 +182,23 @@ def test_t12_a_commit_that_rolls_back(
     check_equal(route)
 
 
-def test_t12_the_command_tag_is_believed(
+async def test_t12_the_command_tag_is_believed(
     source_db: Database, target_db: Database, init_route: Callable[[Route], None]
 ) -> None:
     """T-12: COMMIT of a failed transaction succeeds, with the tag ROLLBACK: the session takes it for a failure."""
     plain_route(source_db, target_db, init_route)
     ((slot_id,),) = target_db.rows("SELECT slot_id FROM parapply.slots")
-
-    async def run() -> None:
-        async with _worker_session(target_db, slot_id) as session:
-            await session.begin()
-            # An unknown savepoint: any statement that fails inside the transaction.
-            with pytest.raises(StatementFailed):
-                await session.undo_piece()
-            with pytest.raises(StatementFailed, match="rolled back instead"):
-                await session.commit()
-
-    asyncio.run(run())
+    async with _worker_session(target_db, slot_id) as session:
+        await session.begin()
+        # An unknown savepoint: any statement that fails inside the transaction.
+        with pytest.raises(StatementFailed):
+            await session.undo_piece()
+        with pytest.raises(StatementFailed, match="rolled back instead"):
+            await session.commit()
 
 
 @pytest.mark.parametrize("in_a_flight", [3, 2])
-def test_t11_a_transaction_of_several_flights_is_one(
+async def test_t11_a_transaction_of_several_flights_is_one(
     source_db: Database, target_db: Database, init_route: Callable[[Route], None], monkeypatch: pytest.MonkeyPatch,
     in_a_flight: int,
 ) -> None:  # fmt: skip
@@ -217,19 +212,16 @@ def test_t11_a_transaction_of_several_flights_is_one(
         key = number.to_bytes(8, "big")
         return Command(insert, [key], expected=expected, operation="insert", plan=cast("TablePlan", None))
 
-    async def run() -> None:
-        async with _worker_session(target_db, slot_id) as session:
-            with pytest.raises(StatementFailed) as failed:
-                await session.execute_and_commit(Record(1, 1, 0, 1, 1), [one(1, 1), one(2, 2)])
-            assert failed.value.statement == 1
-            await session.rollback()
-            assert target_db.rows("SELECT count(*) FROM item") == [(0,)]
-            assert target_db.rows("SELECT count(*) FROM parapply.applied") == [(0,)]
-            await session.execute_and_commit(Record(1, 1, 0, 1, 1), [one(1, 1), one(2, 1)])
-            assert target_db.rows("SELECT id FROM item ORDER BY id") == [(1,), (2,)]
-            assert target_db.rows("SELECT count(*) FROM parapply.applied") == [(1,)]
-
-    asyncio.run(run())
+    async with _worker_session(target_db, slot_id) as session:
+        with pytest.raises(StatementFailed) as failed:
+            await session.execute_and_commit(Record(1, 1, 0, 1, 1), [one(1, 1), one(2, 2)])
+        assert failed.value.statement == 1
+        await session.rollback()
+        assert target_db.rows("SELECT count(*) FROM item") == [(0,)]
+        assert target_db.rows("SELECT count(*) FROM parapply.applied") == [(0,)]
+        await session.execute_and_commit(Record(1, 1, 0, 1, 1), [one(1, 1), one(2, 1)])
+        assert target_db.rows("SELECT id FROM item ORDER BY id") == [(1,), (2,)]
+        assert target_db.rows("SELECT count(*) FROM parapply.applied") == [(1,)]
 
 
 @asynccontextmanager

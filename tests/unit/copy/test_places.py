@@ -36,23 +36,19 @@ async def _give(places: Places) -> None:
     await places.take(99)
 
 
-def test_the_place_that_is_kept_is_the_first_lanes() -> None:
+async def test_the_place_that_is_kept_is_the_first_lanes() -> None:
     """A copy that has begun needs no second place for its first lane, and gives back one that no lane has used."""
-
-    async def run() -> None:
-        places = Places(1)
-        access = Access(places)
-        async with access.kept():
-            async with access.lane():
-                pass
-            async with access.lane():
-                pass
-        async with access.kept():
+    places = Places(1)
+    access = Access(places)
+    async with access.kept():
+        async with access.lane():
             pass
-        async with asyncio.timeout(5), access.lane():
+        async with access.lane():
             pass
-
-    asyncio.run(run())
+    async with access.kept():
+        pass
+    async with asyncio.timeout(5), access.lane():
+        pass
 
 
 def test_no_place_is_lost() -> None:
