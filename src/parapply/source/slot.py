@@ -106,9 +106,6 @@ class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
 def source_errors(doing: str) -> Iterator[None]:
     """Turn errors of psycopg into ours; every other exception passes.
 
-    Args:
-        doing: what was attempted, for the message.
-
     Raises:
         ConfigError: libpq refuses the DSN.
         SourceRefused: a privilege, an object or a setting is wrong; retrying does not help.

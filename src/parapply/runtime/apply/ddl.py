@@ -266,12 +266,7 @@ class SkippedCommands:
         self._n_lost = 0
 
     async def taken_from(self, piece: Transaction, current: Mapping[int, TablePlan]) -> Transaction:
-        """Return a piece without its commands, each noted as left out.
-
-        Args:
-            piece: the next one.
-            current: plans in force before it.
-        """
+        """Return a piece without its commands, each noted as left out; `current` is in force before it."""
         if not (piece.has_ddl or self._done):
             return piece
         await self._tables.resolve_streamed(piece.relations)

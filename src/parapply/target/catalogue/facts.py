@@ -101,14 +101,7 @@ async def make_plan(conn: psycopg.AsyncConnection[Any], *, role: str) -> None:
 async def load_facts_inside(
     ask: Ask, schema: str, name: str, *, role: str, privileges: Sequence[str]
 ) -> TableFacts | None:
-    """Return what `load_facts` would return to a session inside its open transaction, and check access.
-
-    Args:
-        ask: runs a query in that session.
-        schema: as announced.
-        name: as announced.
-        role: as of `load_facts`.
-        privileges: as of `check_table_access`.
+    """Return what `load_facts` would return to a session that asks inside its open transaction, and check access.
 
     Raises:
         TargetRefused: as `load_facts` and `check_table_access`.

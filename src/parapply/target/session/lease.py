@@ -132,12 +132,6 @@ async def holders(
 async def take_commands(conn: Connection, system_identifier: str, database: str, wait_s: float) -> None:
     """Take the lock for running the commands of a publisher's database here; the session keeps it until it ends.
 
-    Args:
-        conn: control session.
-        system_identifier: of the publisher.
-        database: there.
-        wait_s: how long to wait for a session that ends.
-
     Raises:
         LeaseHeld: the daemon of another slot has it.
     """

@@ -221,13 +221,8 @@ class WorkerSession:
         nothing needs to be waited for before the commit. Neither BEGIN nor COMMIT is sent, which each cost as much as a
         quarter of one row: the flight is the transaction, and commits at its end.
 
-        Args:
-            record: of the transaction.
-            commands: of it.
-            is_commit_timed: ask for the time below.
-
         Returns:
-            When the server began to commit, by the event loop's clock; 0.0: not known.
+            When the server began to commit, by the event loop's clock; 0.0: not known, or not asked for.
 
         Raises:
             StatementFailed: as both. Nothing is open then.

@@ -93,14 +93,7 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
 async def state_rows(
     conn: Connection, schema: str, doing: str, query: str, params: Sequence[object] = ()
 ) -> list[tuple[Any, ...]]:
-    """Run one statement on a state schema and return its rows.
-
-    Args:
-        conn: control session.
-        schema: that `{s}` stands for in the query.
-        doing: what is attempted, for the message of an error.
-        query: with `$1` style parameters.
-        params: of the query.
+    """Run one statement with `$1` style parameters on a state schema, `{s}` in it, and return its rows.
 
     Raises:
         TargetRefused: a privilege is missing, or the state schema is.
