@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -75,7 +74,7 @@ async def test_two_replays_of_one_conflict_insert_one_row(target_db: Database) -
     assert target_db.rows("SELECT id FROM t") == [("1",)]
 
 
-def test_a_replayed_change_that_a_trigger_leaves_out_is_not_said_to_be_applied(target_db: Database) -> None:
+async def test_a_replayed_change_that_a_trigger_leaves_out_is_not_said_to_be_applied(target_db: Database) -> None:
     """It does nothing, for a reason, and is not marked; so of insert, update and delete."""
     target_db.execute(
         "CREATE TABLE t (id text PRIMARY KEY, v text); INSERT INTO t VALUES ('2', 'a'), ('3', 'a');"
@@ -88,32 +87,24 @@ def test_a_replayed_change_that_a_trigger_leaves_out_is_not_said_to_be_applied(t
                                 remote_row={"id": str(number), "v": "b"})
         for number, operation in enumerate(("insert", "update", "delete"), 1)
     ]  # fmt: skip
-
-    async def run() -> list[Effect]:
-        async with control(target_db.dsn) as conn:
-            return await _replayed(conn, await _kept(conn, *changes))
-
-    done = asyncio.run(run())
+    async with control(target_db.dsn) as conn:
+        done = await _replayed(conn, await _kept(conn, *changes))
     assert [(one.action, one.reason) for one in done] == [("nothing", "code on the target left it out")] * 3
     assert target_db.rows(f"SELECT count(*) FROM {_SCHEMA}.conflicts WHERE replayed_at IS NOT NULL") == [(0,)]
 
 
-def test_a_replay_of_values_that_were_not_kept_says_so(target_db: Database) -> None:
+async def test_a_replay_of_values_that_were_not_kept_says_so(target_db: Database) -> None:
     """The values of the row's other columns are written; a row that only they would find is not guessed."""
     target_db.execute("CREATE TABLE t (id text PRIMARY KEY, v text, w text); INSERT INTO t VALUES ('1', 'a', 'a')")
     cut = msgspec.structs.replace(_FIRST, remote_row={"id": "1", "v": "b"}, is_complete=False)
-
-    async def run() -> list[str]:
-        async with control(target_db.dsn) as conn:
-            kept = await _kept(conn, cut)
-            (effect,) = await _replayed(conn, kept)
-            await conn.execute("ALTER TABLE public.t DROP CONSTRAINT t_pkey")
-            deleted = {**kept[0], "operation": "delete", "replayed_at": None}
-            await conn.execute(f"UPDATE {_SCHEMA}.conflicts SET replayed_at = NULL".encode())
-            with pytest.raises(TargetRefused, match="too large to keep, so its row cannot be found"):
-                await _replayed(conn, [deleted])
-            return as_lines(effect)
-
-    lines = asyncio.run(run())
+    async with control(target_db.dsn) as conn:
+        kept = await _kept(conn, cut)
+        (effect,) = await _replayed(conn, kept)
+        await conn.execute("ALTER TABLE public.t DROP CONSTRAINT t_pkey")
+        deleted = {**kept[0], "operation": "delete", "replayed_at": None}
+        await conn.execute(f"UPDATE {_SCHEMA}.conflicts SET replayed_at = NULL".encode())
+        with pytest.raises(TargetRefused, match="too large to keep, so its row cannot be found"):
+            await _replayed(conn, [deleted])
+        lines = as_lines(effect)
     assert "columns without a value here stay as they were" in lines[1]
     assert target_db.rows("SELECT * FROM t") == [("1", "b", "a")]

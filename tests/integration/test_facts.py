@@ -277,18 +277,14 @@ def test_access(worker: Worker) -> None:
         asyncio.run(check(facts, user="NONE"))
 
 
-def test_session_settings_do_not_matter(worker: Worker) -> None:
+async def test_session_settings_do_not_matter(worker: Worker) -> None:
     """Types are named with their schema under any search_path and row factory, and odd names are found."""
     worker.run_text("CREATE SCHEMA \"O'd %s\"; CREATE TYPE \"O'd %s\".e AS ENUM ('a')")
     worker.run_text('CREATE TABLE "O\'d %s"."{t}"(a "O\'d %s".e PRIMARY KEY)')
-
-    async def load() -> TableFacts | None:
-        async with await psycopg.AsyncConnection.connect(
-            worker.dsn, autocommit=True, row_factory=psycopg.rows.dict_row, options="-c search_path=public"
-        ) as conn:
-            return await load_facts(conn, "O'd %s", "{t}", role="replica")
-
-    facts = asyncio.run(load())
+    async with await psycopg.AsyncConnection.connect(
+        worker.dsn, autocommit=True, row_factory=psycopg.rows.dict_row, options="-c search_path=public"
+    ) as conn:
+        facts = await load_facts(conn, "O'd %s", "{t}", role="replica")
     assert facts is not None
     assert facts.columns[0].type_sql == '"O\'d %s".e'
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from typing import TYPE_CHECKING
@@ -32,17 +31,13 @@ CREATE SEQUENCE "round down" INCREMENT -1 MINVALUE -9 CYCLE;
 
 
 @pytest.mark.parametrize(("step", "is_kept"), [(1, True), (-1, True), (None, False)])
-def test_a_value_that_was_drawn_since_the_look_stays(target_db: Database, step: int | None, *, is_kept: bool) -> None:
+async def test_a_value_drawn_since_the_look_stays(target_db: Database, step: int | None, *, is_kept: bool) -> None:
     """Both sides may draw, and a daemon and a command may carry at once: only --exact goes back."""
     sign = step or 1
     target_db.execute(f"CREATE SEQUENCE s INCREMENT {sign} MINVALUE -9999 MAXVALUE 9999 START {1000 * sign}")
     wanted = {("public", "s"): Value(last_value=50 * sign, is_called=True)}
-
-    async def act() -> dict[tuple[str, str], Value]:
-        async with await psycopg.AsyncConnection.connect(target_db.dsn, autocommit=True) as conn:
-            return await _set(conn, wanted, {("public", "s"): step}, list(wanted))
-
-    assert asyncio.run(act()) == ({} if is_kept else wanted)
+    async with await psycopg.AsyncConnection.connect(target_db.dsn, autocommit=True) as conn:
+        assert await _set(conn, wanted, {("public", "s"): step}, list(wanted)) == ({} if is_kept else wanted)
     assert target_db.rows("SELECT abs(last_value) FROM s") == [(1000 if is_kept else 50,)]
 
 

@@ -151,7 +151,7 @@ def _compare(worker: Worker, names: Sequence[tuple[str, str]]) -> None:
 
 
 @pytest.mark.pg_majors(15, 18)
-def test_tables_that_differ_by_name_only_are_described_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tables_that_differ_by_name_are_described_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables of all tenants cost one description, with their indexes, defaults and checks."""
     everything = (
         "CREATE UNIQUE INDEX other ON {t} (number, note); ALTER TABLE {t} ALTER COLUMN number SET DEFAULT 7;"
@@ -159,12 +159,8 @@ def test_tables_that_differ_by_name_only_are_described_once(worker: Worker, monk
     )
     names = _make(worker, [everything] * 5)
     described = _Described(monkeypatch)
-
-    async def load() -> dict[tuple[str, str], Any]:
-        async with await reading(worker.dsn) as conn:
-            return await facts.load_many(conn, names, role="replica")
-
-    found = asyncio.run(load())
+    async with await reading(worker.dsn) as conn:
+        found: dict[tuple[str, str], Any] = dict(await facts.load_many(conn, names, role="replica"))
     assert described.names == names[:1]
     assert set(found) == set(names)
     assert len({table.oid for table in found.values()}) == len(names)

@@ -135,24 +135,20 @@ async def test_missing_schema_points_to_init(target_db: Database) -> None:
 
 
 @pytest.mark.pg_majors(15, 18)
-def test_what_is_recorded_is_what_is_read(target_db: Database) -> None:
+async def test_what_is_recorded_is_what_is_read(target_db: Database) -> None:
     """Ranges and member lists above the watermark are known exactly; LSNs compare as numbers (T-6)."""
     base = NEW.low_lsn
-
-    async def run() -> state.SlotState | None:
-        async with control(target_db.dsn) as conn:
-            slot_id = await made(conn, NASTY)
-            low = format_lsn(base + 0x20)
-            at = [format_lsn(base + step) for step in (0x10, 0x20, 0x40, 0x50, 0x80, 0xA0)]
-            assert record(target_db.dsn, NASTY, slot_id, at[1], at[0], None, low, 0, 2) == ""
-            assert record(target_db.dsn, NASTY, slot_id, at[3], at[2], None, low, 1, 2) == ""
-            members = f"{{{at[4]},{at[5]}}}"
-            assert record(target_db.dsn, NASTY, slot_id, at[5], at[4], members, low, 789_000_000_123_456, 2) == ""
-            # The row's key is what stops a second apply of the same transactions (T-14).
-            assert record(target_db.dsn, NASTY, slot_id, at[5], at[4], None, low, 2, 2) == "23505"
-            return await state.load(conn, NASTY, "s", NEW.system_identifier)
-
-    found = asyncio.run(run())
+    async with control(target_db.dsn) as conn:
+        slot_id = await made(conn, NASTY)
+        low = format_lsn(base + 0x20)
+        at = [format_lsn(base + step) for step in (0x10, 0x20, 0x40, 0x50, 0x80, 0xA0)]
+        assert record(target_db.dsn, NASTY, slot_id, at[1], at[0], None, low, 0, 2) == ""
+        assert record(target_db.dsn, NASTY, slot_id, at[3], at[2], None, low, 1, 2) == ""
+        members = f"{{{at[4]},{at[5]}}}"
+        assert record(target_db.dsn, NASTY, slot_id, at[5], at[4], members, low, 789_000_000_123_456, 2) == ""
+        # The row's key is what stops a second apply of the same transactions (T-14).
+        assert record(target_db.dsn, NASTY, slot_id, at[5], at[4], None, low, 2, 2) == "23505"
+        found = await state.load(conn, NASTY, "s", NEW.system_identifier)
     assert found is not None
     assert found.resume_lsn == base + 0x20
     applied = [step for step in range(0, 0xC0, 8) if found.is_applied(base + step)]

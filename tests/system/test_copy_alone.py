@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 from typing import TYPE_CHECKING
@@ -122,18 +121,14 @@ def test_foreign_keys_do_not_act_when_a_parent_is_emptied(
     assert contents(target_db, "public") == contents(source_db, "public")
 
 
-def test_foreign_keys_do_not_act_when_an_unlogged_parent_is_emptied(source_db: Database, target_db: Database) -> None:
+async def test_foreign_keys_rest_when_an_unlogged_parent_is_emptied(source_db: Database, target_db: Database) -> None:
     """`migrate` copies unlogged tables in any order; a child's rows that have come before its parent's stay."""
     for node in (source_db, target_db):
         node.execute(_REFERENCED.replace("CREATE TABLE", "CREATE UNLOGGED TABLE"))
         node.execute("INSERT INTO pa VALUES (1); INSERT INTO ch VALUES (1, 1, NULL)")
-
-    async def bring() -> int:
-        async with connect.open_both(_config(source_db, target_db), "migrate") as ends:
-            with Screen(as_json=True).counting(MigrationStep.UNLOGGED, 2, "tables") as counter:
-                return await rest.unlogged(ends, [("public", "ch"), ("public", "pa")], counter, RateLimit(0))
-
-    assert asyncio.run(bring()) == 2
+    async with connect.open_both(_config(source_db, target_db), "migrate") as ends:
+        with Screen(as_json=True).counting(MigrationStep.UNLOGGED, 2, "tables") as counter:
+            assert await rest.unlogged(ends, [("public", "ch"), ("public", "pa")], counter, RateLimit(0)) == 2
     assert contents(target_db, "public") == contents(source_db, "public")
 
 
@@ -143,21 +138,15 @@ def _config(source: Database, target: Database) -> Config:
     return load_config(None, (), flags, {})
 
 
-def test_large_objects_are_of_one_moment(source_db: Database, target_db: Database) -> None:
+async def test_large_objects_are_of_one_moment(source_db: Database, target_db: Database) -> None:
     """A client that removes objects while they are copied does not end the copy."""
     source_db.execute("SELECT lo_from_bytea(g, 'data') FROM generate_series(1001, 1040) AS g")
     remove = "SELECT lo_unlink(oid) FROM pg_largeobject_metadata"
-
-    async def bring() -> int:
-        async with connect.open_both(_config(source_db, target_db), "migrate") as ends:
-            with Screen(as_json=True).counting(MigrationStep.LARGE_OBJECTS, 40, "objects") as counter:
-                counter.add = lambda *_: source_db.execute(remove)  # type: ignore[method-assign, assignment]
-                n_copied, _ = await rest.large_objects(
-                    ends, counter, RateLimit(0), has_owners=False, has_privileges=True
-                )
-        return n_copied
-
-    assert asyncio.run(bring()) == 40
+    async with connect.open_both(_config(source_db, target_db), "migrate") as ends:
+        with Screen(as_json=True).counting(MigrationStep.LARGE_OBJECTS, 40, "objects") as counter:
+            counter.add = lambda *_: source_db.execute(remove)  # type: ignore[method-assign, assignment]
+            n_copied, _ = await rest.large_objects(ends, counter, RateLimit(0), has_owners=False, has_privileges=True)
+    assert n_copied == 40
     assert target_db.rows("SELECT count(lo_get(oid)) FROM pg_largeobject_metadata") == [(40,)]
 
 

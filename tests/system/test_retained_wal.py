@@ -130,18 +130,14 @@ def test_only_the_slot_that_the_target_follows_is_dropped(route: Route, start_da
     assert _slots(route) == [(name,)]
 
 
-def test_a_paused_copy_says_that_no_daemon_frees_wal(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_paused_copy_says_that_no_daemon_frees_wal(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for a daemon that has ended since: the operator hears of it."""
-
-    async def told() -> str:
-        said: asyncio.Queue[str] = asyncio.Queue()
-        monkeypatch.setattr("click.echo", lambda text, err: said.put_nowait(text))
-        waiting = asyncio.create_task(slot_guard.until_free(_config(route), 1))
-        text = await asyncio.wait_for(said.get(), 30)
-        await end_tasks([waiting])
-        return text
-
-    assert "No daemon reads the slot" in asyncio.run(told())
+    said: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr("click.echo", lambda text, err: said.put_nowait(text))
+    waiting = asyncio.create_task(slot_guard.until_free(_config(route), 1))
+    text = await asyncio.wait_for(said.get(), 30)
+    await end_tasks([waiting])
+    assert "No daemon reads the slot" in text
 
 
 def test_a_paused_copy_ends_where_its_state_was_removed(

@@ -86,24 +86,20 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
             os.kill(int(pid), 0)
 
 
-def test_a_caller_that_gives_up_leaves_no_command(tmp_path: Path) -> None:
+async def test_a_caller_that_gives_up_leaves_no_command(tmp_path: Path) -> None:
     """It is ended with its caller, and the next one has it run again."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     command = shell('[ -p "$1" ] || { echo geheim; exit; }; echo $$ >"$1"; sleep 1000', str(fifo))
-
-    async def give_up() -> str:
-        asking = asyncio.create_task(command.password())
-        pid = int(await asyncio.to_thread(fifo.read_text))
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-        fifo.unlink()
-        return await command.password()
-
-    assert asyncio.run(give_up()) == SECRET
+    asking = asyncio.create_task(command.password())
+    pid = int(await asyncio.to_thread(fifo.read_text))
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    fifo.unlink()
+    assert await command.password() == SECRET
 
 
 def _counted(path: Path) -> PasswordCommand:
