@@ -898,8 +898,7 @@ def test_a_real_run_is_what_both_servers_say(
     daemon.wait_caught_up()
     route.target.execute("DELETE FROM item WHERE id = 1 OR id > 1000")
     route.source.execute("UPDATE item SET v = 0 WHERE id = 1 OR id > 1000")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     request = ReportRequest(log=str(tmp_path / "log"), out=str(tmp_path / "out"), what_if=None)
     outcome = make_report(engine, request, Silent())
     (summary,) = outcome.tables["summary"]

@@ -112,8 +112,7 @@ def test_a_publication_that_is_not_asked_for_for_a_time(
     both = ("--publication", "more")
     route = _copied(source_db, target_db, run_command, tables, "TABLE t", *both)
     daemon = start_daemon(route, *both)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     killed = start_daemon(route, environ={"PARAPPLY_FAILPOINT": "connected:kill"})
     assert killed.exit_code() == -signal.SIGKILL
     source_db.execute("INSERT INTO t VALUES (1)")

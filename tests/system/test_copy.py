@@ -100,8 +100,7 @@ def test_two_phase_begins_behind_the_copy(bank: Route, run_command: RunCommand, 
     bank.source.execute("CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1)")
     bank.source.execute("ALTER PUBLICATION pub ADD TABLE late; INSERT INTO late VALUES (2)")
     daemon.wait_for_event("table_waits")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(bank, "acct", "xfer", "evt")
     for command, *options in (("refresh",), ("init", "--copy")):
         refused = run_command(bank, command, *options, "--set", "source.two_phase=true")
@@ -173,8 +172,7 @@ def test_transactions_stay_prepared_across_the_copy(
     bank.target.wait_until("SELECT count(*) = 3 FROM parapply.prepared")
     for number, outcome in ((1, "COMMIT"), (2, "ROLLBACK"), (3, "COMMIT")):
         bank.source.execute(f"{outcome} PREPARED '{name}_{number}'")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(bank, "acct", "xfer", "evt")
     assert bank.target.rows("SELECT txid FROM evt ORDER BY 1") == [(0,), (1,), (3,)]
 

@@ -76,8 +76,7 @@ def test_parts_are_kept_and_brought_forward(large: Route, run_command: RunComman
     check_equal(large, "large")
     daemon = start_daemon(large)
     _change(large, 4)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(large, "large")
 
 
@@ -117,8 +116,7 @@ def test_a_slot_that_has_moved_names_no_changes(
     _kill(large, run_command, f"{failpoints.COPY_PART_DONE}:kill:2")
     _change(large, 1)
     daemon = start_daemon(large)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     done = run_command(large, "init", "--copy")
     assert done.returncode == 0, done.stderr
     assert "public.large: copied from its start: the slot has moved past the copy" in done.stdout
@@ -259,8 +257,7 @@ def test_no_dropped_index_is_forgotten(
     source_db.execute("CREATE TABLE item (id int PRIMARY KEY, v text); INSERT INTO item VALUES (2, 'b')")
     assert "has dropped indexes" in daemon.wait_for_event("table_waits")["reason"]
     finish("refresh")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "item")
 
 

@@ -127,8 +127,7 @@ def test_what_is_published_is_copied(
     shapes.source.execute("INSERT INTO chosen VALUES (101, false, 'x', 'y'), (102, true, 'x', 'y')")
     shapes.source.execute(_LATER)
     daemon = start_daemon(shapes, "--publication", "by_root")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(shapes, '"S.p 1"."t%s""x"', "made", "part_root", "part_b", "leaf_root", "nothing", "large", "kinds",
                 "mixed")  # fmt: skip
     wanted = shapes.source.rows("SELECT id, kept, v, 'none' FROM chosen WHERE kept ORDER BY id")
@@ -344,6 +343,5 @@ def test_generated_columns_that_are_published(
     assert done.returncode == 0, done.stderr
     daemon = start_daemon(route)
     source_db.execute("INSERT INTO made VALUES (3); UPDATE made SET id = 4 WHERE id = 1")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "made")

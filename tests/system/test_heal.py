@@ -100,8 +100,7 @@ def test_f12_a_slot_that_was_dropped_is_healed(
     assert _equal(route)
     route.source.execute(_LOST.format(2))
     again = start_daemon(route)
-    again.wait_caught_up()
-    again.stop()
+    again.finish()
     assert _equal(route)
     assert route.target.rows("SELECT DISTINCT state FROM parapply.copies") == [("copied",)]
 
@@ -122,8 +121,7 @@ def test_f1_a_heal_that_is_killed_goes_on(route: Route, start_daemon: StartDaemo
     assert _equal(route)
     daemon = start_daemon(route)
     route.source.execute(_LOST.format(8))
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert _equal(route)
 
 
@@ -154,8 +152,7 @@ def test_only_what_differs_is_copied(
     # It looks how tables are published before a snapshot.
     assert run_command(made, "snapshot", "--", "true").returncode == 0
     source_db.execute("INSERT INTO big VALUES (100002, 'later')")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert not daemon.events_of("table_waits")
     check_equal(made, "big")
 
@@ -217,8 +214,7 @@ def test_tables_apart_stay_apart(
     assert "public.other: not compared: published while the slot was lost" in done.stdout
     daemon = start_daemon(made)
     source_db.execute("INSERT INTO late VALUES (2); INSERT INTO held VALUES (2); INSERT INTO other VALUES (3)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert target_db.rows("SELECT id, v, own FROM item WHERE id IN (5, 10) ORDER BY 1") == [
         (5, 100, "kept"),
         (10, 10, "new"),
@@ -365,8 +361,7 @@ def test_f34_prepared_transactions_of_a_lost_slot_are_rolled_back(
     daemon = start_daemon(made)
     write_prepared(source_db, "later", "INSERT INTO t VALUES (3, 'v')")
     source_db.execute("COMMIT PREPARED 'later'")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(made, "t", "evt")
     assert target_db.rows("SELECT id FROM t ORDER BY 1") == [(2,), (3,)]
 
@@ -380,8 +375,7 @@ def test_f11_an_invalidated_slot_is_healed(
     made = plain_route(source, target_db, make_slot)
     daemon = start_daemon(made)
     commit_each(source, 1, 5)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     for number in range(6, 10):
         commit_each(source, number, number)
         source.execute("SELECT pg_switch_wal()")
@@ -392,6 +386,5 @@ def test_f11_an_invalidated_slot_is_healed(
     assert "was invalidated by the publisher" in done.stdout
     daemon = start_daemon(made)
     commit_each(source, 10, 12)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(made)

@@ -108,8 +108,7 @@ def test_f16_an_unseen_commit_is_progress(
         settings={**direct.settings, "target.lease_wait_s": 20},
     )  # fmt: skip
     daemon = start_daemon(behind, settings={"apply.workers": 1, "apply.max_batch_transactions": 1})
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert all(cut.is_set() for cut in cuts)
     waits_s = [event["wait_s"] for event in daemon.events_of("target_lost")]
     assert waits_s == [FAST["source.reconnect_min_s"]] * _UNSEEN_CUTS, daemon.log_tail()
@@ -148,8 +147,7 @@ def test_t14_the_next_daemon_waits_for_a_commit_on_its_way(
         second.wait_for_event("source_connected")
         assert bank.target.rows("SELECT count(*) FROM evt") != before, "the held commit never arrived"
         load.wait_for_more(20)
-    second.wait_caught_up()
-    second.stop()
+    second.finish()
     check_bank(bank.source, bank.target, load)
 
 
@@ -177,8 +175,7 @@ def test_t12_a_commit_that_rolls_back(
     assert "P0001" in reason
     target_db.execute("DROP TRIGGER refuse ON item")
     daemon = start_daemon(route)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)
 
 

@@ -290,8 +290,7 @@ def test_columns_that_come_and_go(
     source.execute("ALTER TABLE item DROP late; INSERT INTO item (id, secret) VALUES (102, 'hush')")
     refused(daemon, "late")
     daemon = start_daemon(omitting("added", "secret"))
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     query = "SELECT id, secret, late, hidden FROM item ORDER BY id"
     assert target.rows(query) == [(number, "own", None, None) for number in range(100, 103)]
     names = ("hidden", "secret", "hidden,secret")

@@ -72,8 +72,7 @@ def test_a_table_is_copied_anew(route: Route, run_command: RunCommand, start_dae
         done = run_command(route, "refresh", "--table", "public.xfer", "--truncate")
         assert done.returncode == 0, done.stderr
         load.wait_for_more(30)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "acct", "xfer")
 
 
@@ -192,8 +191,7 @@ def test_only_what_meets_the_copy_waits(route: Route, run_command: RunCommand, s
         assert route.target.rows("SELECT count(*) FROM xfer") == [(1,)]
         foreign.execute("COMMIT")
     copying.join(30)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "acct", "xfer", "evt")
 
 
@@ -215,8 +213,7 @@ def test_a_transaction_in_progress_spans_the_copy(
         large.execute("COMMIT")
     copying.join(30)
     route.source.execute("INSERT INTO evt VALUES (0, 0)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "acct", "xfer", "evt")
 
 
@@ -240,8 +237,7 @@ def test_a_truncate_of_a_table_that_a_paused_one_refers_to(
     assert target_db.rows("SELECT id FROM clerk") == [(1,)]
     resumed = run_command(route, "resume", "public.clerk")
     assert resumed.returncode == 0, resumed.stderr
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "boss", "clerk")
 
 
@@ -265,8 +261,7 @@ def test_a_truncate_in_part_begins_with_the_children(
     assert run_command(route, "pause", "public.desk").returncode == 0
     source_db.execute("TRUNCATE clerk, boss, desk")
     source_db.execute("INSERT INTO boss VALUES (2)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "boss", "clerk")
     assert target_db.rows("SELECT id FROM desk") == [(1,)]
 
@@ -294,8 +289,7 @@ def test_a_table_whose_refresh_was_killed_stops_no_other(
     # Its rows are from the copy: no --truncate is needed.
     done = run_command(route, "refresh")
     assert done.returncode == 0, done.stderr
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "acct", "xfer", "evt")
 
 
@@ -337,6 +331,5 @@ def test_a_copy_begins_within_a_large_transaction(
         daemon.wait_for_event("table_awaited")
         done = refreshing.result()
     assert done.returncode == 0, done.stderr
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "item", "evt", "wide")

@@ -440,8 +440,7 @@ def test_a_rename_while_no_daemon_runs(
     if runs:
         daemon = start_daemon(route)
         source.execute("INSERT INTO item (id, email) VALUES (50, 'secret')")
-        daemon.wait_caught_up()
-        daemon.stop()
+        daemon.finish()
     source.execute("ALTER TABLE item RENAME TO thing; INSERT INTO thing (id, email) VALUES (51, 'secret')")
     for _ in range(2):
         daemon = start_daemon(route)

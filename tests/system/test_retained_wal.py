@@ -198,8 +198,7 @@ def test_a_copy_pauses_while_the_slot_keeps_too_much(route: Route, start_daemon:
     copy.wait_for_line("the copy goes on")
     assert copy.exit_code() == 0, copy.log_tail()
     commit_each(route.source, 21, 30)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)
 
 

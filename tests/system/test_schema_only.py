@@ -123,8 +123,7 @@ def test_a_table_that_gets_rows_again_waits_for_a_copy(
     # And the other way round: one that was copied, and for which a row was left out, waits after that.
     daemon = start_daemon(left)
     route.source.execute("INSERT INTO audit VALUES (50, 1, 1)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     daemon = start_daemon(route)
     route.source.execute("INSERT INTO audit VALUES (51, 1, 1)")
     daemon.wait_caught_up()

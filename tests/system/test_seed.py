@@ -237,8 +237,7 @@ def test_a_backup_recovered_to_an_lsn_joins_there(
     _own(source).start()
     daemon = start_daemon(made)
     daemon.wait_for_event("table_waits")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(made)
     assert made.target.rows("SELECT table_name FROM parapply.copies WHERE state = 'waiting'") == [("big",)]
 
@@ -345,8 +344,7 @@ def _cut_over_and_follow(made: Route, run_command: RunCommand, start_daemon: Sta
     )  # fmt: skip
     daemon = start_daemon(back)
     made.target.execute("INSERT INTO item VALUES (-3, 3)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(made)
     assert made.source.rows("SELECT v FROM item WHERE id = -3") == [(3,)]
 

@@ -218,8 +218,7 @@ def test_what_the_role_lacks_is_named(
         assert "SELECT" not in line
         route.target.execute(f"ALTER ROLE {plain_role} BYPASSRLS")
     daemon = start_daemon(route)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)
 
 

@@ -149,8 +149,7 @@ def test_t70_a_running_daemon_skips_what_it_keeps_trying(pair: Pair, run_command
         later = run_command(pair.route, "skip", "--lsn", lsn, "--wait", "0")
         assert later.stdout == "accepted: the daemon skips it when it comes\n"
         assert run_command(pair.route, "skip", "--lsn", lsn, "--cancel").stdout == "taken back\n"
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
 
 
 def test_t70_a_request_before_the_transaction_comes(pair: Pair, run_command: RunCommand) -> None:

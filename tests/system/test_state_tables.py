@@ -89,8 +89,7 @@ def test_what_comes_later_is_left_out(
     before = route.target.rows(_OWN)
     _make_state_of_its_own(route, run_command)
     route.source.execute(f"BEGIN; {_CHANGES} COMMIT")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert daemon.events_of("state_left_out")
     check_equal(route)
     assert route.target.rows(_OWN) == before

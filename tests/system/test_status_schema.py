@@ -102,8 +102,7 @@ def test_every_state_of_a_slot_is_valid(route: Route, run_command: RunCommand, s
         assert _check(run_command, away)["source"].keys() == running["source"].keys()
     finally:
         route.source.execute("ROLLBACK PREPARED 'schema-test'")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     stopped = _check(run_command, route)
     assert (stopped["workers"], stopped["limits"], stopped["state"]) == ([], None, "stopped")
     assert stopped.keys() == running.keys()

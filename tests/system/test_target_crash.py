@@ -173,6 +173,5 @@ def test_an_unlogged_table_is_not_applied(
     done = run_command(route, "refresh", "--table", "public.evt")
     assert done.returncode == 0, done.stderr
     daemon = start_daemon(route)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)

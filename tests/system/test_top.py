@@ -83,8 +83,7 @@ def test_what_limits_now(pair: Pair, run_command: RunCommand) -> None:
         assert "look at the sessions that hold the locks" in _shown(
             pair, run_command, "top --once", "locks of other sessions"
         )
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert json.loads(run_command(pair.route, "status", "--json").stdout)["limits"] is None
 
 

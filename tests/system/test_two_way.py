@@ -189,8 +189,7 @@ def test_t17_without_the_privilege_the_daemon_says_what_will_not_work(
     warning = daemon.wait_for_event("origin_missing")
     assert "pg_replication_origin" in warning["error"]
     assert "GRANT EXECUTE ON FUNCTION pg_replication_origin_create, " in warning["hint"]
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     refused = start_daemon(route, settings={**QUICK, "conflict.update_origin_differs": "keep_local"})
     assert refused.exit_code(30) == 4
     assert 'conflict.update_origin_differs = "keep_local" needs replication origins' in refused.failure

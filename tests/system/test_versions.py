@@ -78,8 +78,7 @@ def test_a_pair_of_versions(
     source.execute(f"COMMIT PREPARED '{gid}'")
     commit_each(source, 71, 90)
     daemon = start_daemon(route)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)
     assert sink.rows("SELECT conflict_type, outcome FROM parapply.conflicts") == [("insert_exists", "applied_remote")]
     assert sink.rows("SELECT count(*) FROM parapply.prepared") == [(0,)]
