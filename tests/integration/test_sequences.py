@@ -75,8 +75,7 @@ def test_values_move_forwards(source_db: Database, target_db: Database, run_comm
     route = Route(source=source_db, target=target_db)
     dry = run_command(route, "sequences", "--dry-run")
     assert "4 would move" in dry.stdout
-    done = run_command(route, "sequences", "--json")
-    assert done.returncode == 1, done.stderr
+    done = run_command(route, "sequences", "--json", code=1)
     outcomes = {one["sequence_name"]: one["outcome"] for one in json.loads(done.stdout)["sequences"]}
     assert outcomes == {"item_id_seq": "moved", "O d%d_I d_seq": "moved", "down": "moved", "untouched": "equal",
                         "ahead": "ahead", "only_here": "missing", "short": "refused", "round": "equal",
@@ -86,8 +85,7 @@ def test_values_move_forwards(source_db: Database, target_db: Database, run_comm
     assert target_db.rows("SELECT nextval('down'), nextval('untouched')") == [(-15, 77)]
     source_db.execute("DROP SEQUENCE only_here")
     target_db.execute("ALTER SEQUENCE short NO MAXVALUE")
-    again = run_command(route, "sequences", "--exact", "--ahead", "10")
-    assert again.returncode == 0, again.stdout
+    again = run_command(route, "sequences", "--exact", "--ahead", "10", code=0)
     assert "public.ahead: 1000 -> 11" in again.stdout
     assert target_db.rows("SELECT nextval('item_id_seq'), nextval('down')") == [(61, -65)]
     # None of its values was drawn, and the first ones may be.

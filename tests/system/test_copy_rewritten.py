@@ -38,8 +38,7 @@ def test_a_rewritten_table_is_refused_and_copied_by_the_next_command(
         done = copying.result()
     assert done.returncode == 3
     assert "public.b was rewritten, or replaced, after the snapshot of this copy" in done.stderr
-    done = run_command(route, "init", "--copy")
-    assert done.returncode == 0, done
+    run_command(route, "init", "--copy", code=0)
     daemon = start_daemon(route)
     source_db.execute("INSERT INTO b VALUES (0, 'later')")
     daemon.finish()
