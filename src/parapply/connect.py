@@ -48,9 +48,6 @@ async def open_both(
     """Open a plain session on the publisher and a control session on the target.
 
     Waits of any session on the publisher are reported until the block ends, by default on standard error.
-
-    Raises:
-        SourceLost, SourceRefused, TargetLost, TargetRefused: as `source.slot.connect`, `settings.connect_control`.
     """
     name = f"parapply {command} {config.source.slot}"
     login = config.source.login

@@ -74,8 +74,7 @@ def test_the_verdict_names_what_held_a_daemon_up(
         pids.append(foreign.info.backend_pid)
         route.source.execute(_EACH.format(5))
         _wait_for_blocked_seconds(route, log, since=bounds[-1])
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
 
     convert(engine, ReportRequest(log=str(log), out=str(tmp_path / "out")), Silent())
     said, holders = [], []

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from parapply.analysis.duck import DuckEngine
-    from parapply.analysis.engine import Engine, Rows
+    from parapply.analysis.engine import Rows
+    from parapply.analysis.store import Engine
 
 # The first test also waits for Java.
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]

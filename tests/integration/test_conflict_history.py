@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -39,18 +38,14 @@ _FIRST = Conflict(
 _SECOND = msgspec.structs.replace(_FIRST, source=Source(xid=12, commit_lsn=0x1030, end_lsn=0, commit_time_us=0))
 
 
-def test_t68_a_large_transaction_takes_no_name_of_the_one_before(target_db: Database) -> None:
+async def test_t68_a_large_transaction_takes_no_name_of_the_one_before(target_db: Database) -> None:
     """A commit record may lie where the transaction before it ends; both keep their conflicts, with their own ends."""
-
-    async def run() -> None:
-        async with control(target_db.dsn) as conn:
-            history = ConflictHistory(_SCHEMA, await made(conn, _SCHEMA))
-            for conflict in (_FIRST, _SECOND):
-                await history.write(conn, conflict)
-            for one in history.naming_end(_SECOND.source.commit_lsn, 0x1060):
-                conn.pgconn.exec_params(one.prepared.text, list(one.parameters))
-
-    asyncio.run(run())
+    async with control(target_db.dsn) as conn:
+        history = ConflictHistory(_SCHEMA, await made(conn, _SCHEMA))
+        for conflict in (_FIRST, _SECOND):
+            await history.write(conn, conflict)
+        for one in history.naming_end(_SECOND.source.commit_lsn, 0x1060):
+            conn.pgconn.exec_params(one.prepared.text, list(one.parameters))
     named = target_db.rows(f"SELECT remote_xid, remote_lsn::text, attempts FROM {_SCHEMA}.conflicts ORDER BY 1")
     assert named == [(11, format_lsn(0x1030), 1), (12, format_lsn(0x1060), 1)]
 
@@ -91,22 +86,18 @@ async def _replayed(conn: Connection, kept: Sequence[dict[str, object]]) -> list
         return await replay(conn, _SCHEMA, kept, MappingConfig(), TargetConfig(dsn=Secret("")))
 
 
-def test_two_replays_of_one_conflict_insert_one_row(target_db: Database) -> None:
+async def test_two_replays_of_one_conflict_insert_one_row(target_db: Database) -> None:
     """Both have read it and asked; the second finds that the first has replayed it, and applies nothing."""
     target_db.execute("CREATE TABLE t (id text)")
-
-    async def run() -> None:
-        async with control(target_db.dsn) as conn:
-            kept = await _kept(conn, _FIRST)
+    async with control(target_db.dsn) as conn:
+        kept = await _kept(conn, _FIRST)
+        await _replayed(conn, kept)
+        with pytest.raises(TargetRefused, match="was replayed or dropped since it was read"):
             await _replayed(conn, kept)
-            with pytest.raises(TargetRefused, match="was replayed or dropped since it was read"):
-                await _replayed(conn, kept)
-
-    asyncio.run(run())
     assert target_db.rows("SELECT id FROM t") == [("1",)]
 
 
-def test_a_replayed_change_that_a_trigger_leaves_out_is_not_said_to_be_applied(target_db: Database) -> None:
+async def test_a_replayed_change_that_a_trigger_leaves_out_is_not_said_to_be_applied(target_db: Database) -> None:
     """It does nothing, for a reason, and is not marked; so of insert, update and delete."""
     target_db.execute(
         "CREATE TABLE t (id text PRIMARY KEY, v text); INSERT INTO t VALUES ('2', 'a'), ('3', 'a');"
@@ -119,32 +110,24 @@ def test_a_replayed_change_that_a_trigger_leaves_out_is_not_said_to_be_applied(t
                                 remote_row={"id": str(number), "v": "b"})
         for number, operation in enumerate(("insert", "update", "delete"), 1)
     ]  # fmt: skip
-
-    async def run() -> list[Effect]:
-        async with control(target_db.dsn) as conn:
-            return await _replayed(conn, await _kept(conn, *changes))
-
-    done = asyncio.run(run())
+    async with control(target_db.dsn) as conn:
+        done = await _replayed(conn, await _kept(conn, *changes))
     assert [(one.action, one.reason) for one in done] == [("nothing", "code on the target left it out")] * 3
     assert target_db.rows(f"SELECT count(*) FROM {_SCHEMA}.conflicts WHERE replayed_at IS NOT NULL") == [(0,)]
 
 
-def test_a_replay_of_values_that_were_not_kept_says_so(target_db: Database) -> None:
+async def test_a_replay_of_values_that_were_not_kept_says_so(target_db: Database) -> None:
     """The values of the row's other columns are written; a row that only they would find is not guessed."""
     target_db.execute("CREATE TABLE t (id text PRIMARY KEY, v text, w text); INSERT INTO t VALUES ('1', 'a', 'a')")
     cut = msgspec.structs.replace(_FIRST, remote_row={"id": "1", "v": "b"}, is_complete=False)
-
-    async def run() -> list[str]:
-        async with control(target_db.dsn) as conn:
-            kept = await _kept(conn, cut)
-            (effect,) = await _replayed(conn, kept)
-            await conn.execute("ALTER TABLE public.t DROP CONSTRAINT t_pkey")
-            deleted = {**kept[0], "operation": "delete", "replayed_at": None}
-            await conn.execute(f"UPDATE {_SCHEMA}.conflicts SET replayed_at = NULL".encode())
-            with pytest.raises(TargetRefused, match="too large to keep, so its row cannot be found"):
-                await _replayed(conn, [deleted])
-            return as_lines(effect)
-
-    lines = asyncio.run(run())
+    async with control(target_db.dsn) as conn:
+        kept = await _kept(conn, cut)
+        (effect,) = await _replayed(conn, kept)
+        await conn.execute("ALTER TABLE public.t DROP CONSTRAINT t_pkey")
+        deleted = {**kept[0], "operation": "delete", "replayed_at": None}
+        await conn.execute(f"UPDATE {_SCHEMA}.conflicts SET replayed_at = NULL".encode())
+        with pytest.raises(TargetRefused, match="too large to keep, so its row cannot be found"):
+            await _replayed(conn, [deleted])
+        lines = as_lines(effect)
     assert "columns without a value here stay as they were" in lines[1]
     assert target_db.rows("SELECT * FROM t") == [("1", "b", "a")]

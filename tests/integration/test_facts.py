@@ -277,24 +277,20 @@ def test_access(worker: Worker) -> None:
         asyncio.run(check(facts, user="NONE"))
 
 
-def test_session_settings_do_not_matter(worker: Worker) -> None:
+async def test_session_settings_do_not_matter(worker: Worker) -> None:
     """Types are named with their schema under any search_path and row factory, and odd names are found."""
     worker.run_text("CREATE SCHEMA \"O'd %s\"; CREATE TYPE \"O'd %s\".e AS ENUM ('a')")
     worker.run_text('CREATE TABLE "O\'d %s"."{t}"(a "O\'d %s".e PRIMARY KEY)')
-
-    async def load() -> TableFacts | None:
-        async with await psycopg.AsyncConnection.connect(
-            worker.dsn, autocommit=True, row_factory=psycopg.rows.dict_row, options="-c search_path=public"
-        ) as conn:
-            return await load_facts(conn, "O'd %s", "{t}", role="replica")
-
-    facts = asyncio.run(load())
+    async with await psycopg.AsyncConnection.connect(
+        worker.dsn, autocommit=True, row_factory=psycopg.rows.dict_row, options="-c search_path=public"
+    ) as conn:
+        facts = await load_facts(conn, "O'd %s", "{t}", role="replica")
     assert facts is not None
     assert facts.columns[0].type_sql == '"O\'d %s".e'
 
 
 @pytest.mark.pg_majors(15, 18)
-def test_many_tables_are_described_as_each_of_them(worker: Worker) -> None:
+async def test_many_tables_are_described_as_each_of_them(worker: Worker) -> None:
     """The query about many tables says of each what the query about one says, refusals and lacking privileges too."""
     worker.run_text(TARGET.format(role="pg_monitor"))
     worker.run_text(
@@ -302,29 +298,25 @@ def test_many_tables_are_described_as_each_of_them(worker: Worker) -> None:
         "CREATE TABLE leaf PARTITION OF root FOR VALUES IN (1); CREATE UNIQUE INDEX ON leaf (lower(b));"
         "CREATE DOMAIN d AS numeric(4,2) CHECK (VALUE > random()); CREATE TABLE typed_too (v d, a int[] PRIMARY KEY)"
     )
-
-    async def compare() -> None:
-        async with await reading(worker.dsn) as conn:
-            cursor = await conn.execute("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace")
-            names = [("public", str(name)) for (name,) in await cursor.fetchall()]
-            assert len(names) > 40
-            many = await load_many(conn, [*names, ("public", "no such")], role="replica")
-            assert list(many) == names
-            tables = []
-            for (schema, name), found in many.items():
-                if isinstance(found, TargetRefused):
-                    with pytest.raises(TargetRefused) as refused:
-                        await load_facts(conn, schema, name, role="replica")
-                    assert (str(refused.value), refused.value.hint) == (str(found), found.hint)
-                else:
-                    assert await load_facts(conn, schema, name, role="replica") == found
-                    tables.append(found)
-            await conn.execute("GRANT ALL ON public.root TO pg_monitor")
-            await conn.execute("SET ROLE pg_monitor")
-            problems = await access_problems(conn, tables)
-            assert {("public", table.name) for table in tables} - set(problems) == {("public", "root")}
-            with pytest.raises(TargetRefused, match=r"public\.leaf: INSERT") as denied:
-                await check_table_access(conn, next(table for table in tables if table.name == "leaf"))
-            assert str(denied.value) == str(problems["public", "leaf"])
-
-    asyncio.run(compare())
+    async with await reading(worker.dsn) as conn:
+        cursor = await conn.execute("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace")
+        names = [("public", str(name)) for (name,) in await cursor.fetchall()]
+        assert len(names) > 40
+        many = await load_many(conn, [*names, ("public", "no such")], role="replica")
+        assert list(many) == names
+        tables = []
+        for (schema, name), found in many.items():
+            if isinstance(found, TargetRefused):
+                with pytest.raises(TargetRefused) as refused:
+                    await load_facts(conn, schema, name, role="replica")
+                assert (str(refused.value), refused.value.hint) == (str(found), found.hint)
+            else:
+                assert await load_facts(conn, schema, name, role="replica") == found
+                tables.append(found)
+        await conn.execute("GRANT ALL ON public.root TO pg_monitor")
+        await conn.execute("SET ROLE pg_monitor")
+        problems = await access_problems(conn, tables)
+        assert {("public", table.name) for table in tables} - set(problems) == {("public", "root")}
+        with pytest.raises(TargetRefused, match=r"public\.leaf: INSERT") as denied:
+            await check_table_access(conn, next(table for table in tables if table.name == "leaf"))
+        assert str(denied.value) == str(problems["public", "leaf"])

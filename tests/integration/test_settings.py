@@ -73,17 +73,13 @@ def hostile_db(target_db: Database) -> Iterator[Database]:
 
 @pytest.mark.pg_majors(15, 16, 18)
 @pytest.mark.parametrize("kind", ["worker", "control"])
-def test_every_setting_is_pinned(hostile_db: Database, kind: settings.Kind) -> None:
+async def test_every_setting_is_pinned(hostile_db: Database, kind: settings.Kind) -> None:
     """Whatever the database's own settings say, a session of ours has the values of the table."""
-
-    async def run() -> dict[str, str]:
-        conn = await psycopg.AsyncConnection.connect(hostile_db.dsn, autocommit=True)
-        async with conn:
-            await settings.pin_session(conn, kind=kind, role="replica", synchronous_commit="off")
-            await settings.check_direct(conn)
-            return dict(await settings.rows(conn, sql.SQL("SELECT lower(name), setting FROM pg_catalog.pg_settings")))
-
-    found = asyncio.run(run())
+    conn = await psycopg.AsyncConnection.connect(hostile_db.dsn, autocommit=True)
+    async with conn:
+        await settings.pin_session(conn, kind=kind, role="replica", synchronous_commit="off")
+        await settings.check_direct(conn)
+        found = dict(await settings.rows(conn, sql.SQL("SELECT lower(name), setting FROM pg_catalog.pg_settings")))
     milliseconds = {"client_connection_check_interval": "1000", "tcp_user_timeout": "30000"}
     for setting in settings.SETTINGS:
         if setting.name.lower() in found and (kind == "worker" or not setting.workers_only):

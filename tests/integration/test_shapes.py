@@ -156,7 +156,7 @@ def _compare(worker: Worker, names: Sequence[tuple[str, str]]) -> None:
 
 
 @pytest.mark.pg_majors(15, 18)
-def test_tables_that_differ_by_name_only_are_described_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tables_that_differ_by_name_are_described_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables of all tenants cost one description, with their indexes, defaults and checks."""
     everything = (
         "CREATE UNIQUE INDEX other ON {t} (number, note); ALTER TABLE {t} ALTER COLUMN number SET DEFAULT 7;"
@@ -164,12 +164,8 @@ def test_tables_that_differ_by_name_only_are_described_once(worker: Worker, monk
     )
     names = _make(worker, [everything] * 5)
     described = _Described(monkeypatch)
-
-    async def load() -> dict[tuple[str, str], Any]:
-        async with await reading(worker.dsn) as conn:
-            return await _alike(conn, names)
-
-    found = asyncio.run(load())
+    async with await reading(worker.dsn) as conn:
+        found = await _alike(conn, names)
     assert len(described.names) == 1
     assert set(found) == set(names)
     assert len({table.oid for table in found.values()}) == len(names)

@@ -83,8 +83,7 @@ def test_more_while_throughput_rises_with_them(
     assert "a trial: " in step["reason"]
     # The reason of the last step is shown, whichever step came after the first.
     target_db.wait_until("SELECT 1 FROM parapply.progress WHERE reason ~ '^[0-9]+ workers: '")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "item")
 
 
@@ -138,8 +137,7 @@ def test_f17_where_no_more_connect_those_that_are_there_go_on(
     keep_backlog(route, lambda: bool(daemon.events_of("workers_reduced")))
     # It depends on what else the leader has open at this moment.
     assert daemon.wait_for_event("workers_reduced")["workers"] in {4, 5, 6}
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert len(daemon.events_of("workers_reduced")) == 1
     assert daemon.events_of("target_lost") == []
     check_equal(route, "item")

@@ -49,6 +49,5 @@ def test_changed_bytes_end_the_daemon_and_lose_nothing(
     assert daemon.failure.startswith("pgoutput message 'I', offset ")
     assert target_db.rows("SELECT count(*) FROM item") == [(1,)]
     again = start_daemon(route)
-    again.wait_caught_up()
-    again.stop()
+    again.finish()
     check_equal(route)

@@ -153,8 +153,7 @@ def test_t29_a_trigger_of_the_key_sees_one_update_from_then_on(pair: Pair) -> No
         " ALTER TABLE plain ENABLE ALWAYS TRIGGER see"
     )
     pair.write("UPDATE plain SET v = 1 WHERE id = 1")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert pair.target.rows("SELECT id, v FROM seen") == [(1, 1)]
     assert not daemon.events_of("batch_retried")
 
@@ -195,8 +194,7 @@ def test_f27_a_failed_batch_makes_it_look_at_once(pair: Pair) -> None:
         pair.write("UPDATE u SET mail = 'c' WHERE id = 1", "UPDATE u SET mail = 'a' WHERE id = 2")
         pair.target.wait_until(_SHOWN.format("set-based", "u_mail", "u"))
         foreign.execute("ROLLBACK")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     assert daemon.events_of("batch_retried") or daemon.events_of("stall_broken")
 

@@ -244,8 +244,7 @@ def test_an_old_open_transaction_sends_it_to_the_stream(pair: Pair) -> None:
         near = {**RANGES, "source.catch_up_range_bytes": 16_384}
         daemon = pair.start(settings=near)
         assert "restarts" in reason_left(daemon)
-        daemon.wait_caught_up()
-        daemon.stop()
+        daemon.finish()
         fill(pair.source, 201, 20)
         daemon = pair.start(settings=near)
         assert "restarts" in reason_declined(daemon)
@@ -353,8 +352,7 @@ def test_a_range_covers_wal_and_not_changes(pair: Pair) -> None:
     pair.source.execute("INSERT INTO noise SELECT repeat('x', 1000) FROM generate_series(1, 3000)")
     daemon = pair.start(settings=RANGES)
     assert daemon.wait_for_event("catch_up_left")["n_ranges"] > 5
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
 
 
 @pytest.mark.in_turn("command", "settings")
@@ -423,8 +421,7 @@ def test_a_start_says_how_much_wal_the_publisher_decodes_first(pair: Pair) -> No
         daemon = pair.start()
         assert daemon.wait_for_event("source_connected")["size_bytes"] < 1_000_000
         pair.write("CREATE TABLE apart AS SELECT g, repeat('x', 100) FROM generate_series(1, 20000) AS g")
-        daemon.wait_caught_up()
-        daemon.stop()
+        daemon.finish()
         daemon = pair.start()
         assert daemon.wait_for_event("source_connected")["size_bytes"] > 1_000_000
         daemon.stop()

@@ -236,8 +236,7 @@ def test_t29_always_triggers_see_the_order_of_the_source_live(pair: Pair) -> Non
     pair.create(_TABLES + _AUDIT + notes, _TABLES + _AUDIT + notes + always, published="TABLE t, other")
     daemon = pair.start(workers=8)
     pair.write(*audited_load())
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert pair.target.rows(_ENTRIES) == pair.source.rows(_ENTRIES)
 
 
@@ -265,8 +264,7 @@ def test_t29_joined_transactions_notice_code_on_another_table(pair: Pair) -> Non
     daemon.wait_caught_up()
     pair.target.execute(_ALWAYS.format("other"))
     pair.write(*(f"BEGIN; UPDATE t SET v = {n}; UPDATE other SET v = {n}; COMMIT" for n in range(1, 4)))
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert pair.target.rows("SELECT count(*), count(DISTINCT xmin::text) FROM audit WHERE n > 1") == [(6, 3)]
     assert daemon.events_of("batch_retried")[0]["reason"] == "code"
 
@@ -288,8 +286,7 @@ def test_t29_code_sees_single_changes_as_they_come_and_is_found_by_several(pair:
         daemon.wait_caught_up()
     assert not daemon.events_of("batch_retried")
     pair.write("BEGIN; UPDATE t SET v = 3 WHERE id = 1; UPDATE t SET v = 4 WHERE id = 2; COMMIT")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     expected = ["UPDATE t 1 1 1", "INSERT t 2 2", "UPDATE t 1 1 3", "UPDATE t 2 2 4"]
     assert pair.target.rows("SELECT entry FROM audit ORDER BY xmin::text::bigint, n") == [
         (entry,) for entry in expected
@@ -453,8 +450,7 @@ def test_t29_sequences_count_in_the_order_of_the_source(pair: Pair) -> None:
         end_lsn = pair.route.end_of_source_lsn()
         pair.target.wait_until(f"SELECT source_lsn >= '{end_lsn}' FROM parapply.slots")
         foreign.execute("COMMIT")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     for table in ("by_default", "by_identity"):
         found = pair.target.rows(f"SELECT n, id FROM {table} ORDER BY n")
         assert found == [(n + 1, 1000 - n) for n in range(30)], table
@@ -476,8 +472,7 @@ def test_t25_foreign_keys_are_enforced_in_the_origin_role(pair: Pair) -> None:
             f"BEGIN; INSERT INTO parent VALUES ({n}); INSERT INTO child VALUES ({n}, {n}, {max(n - 1, 0)}); COMMIT",
             f"UPDATE child SET parent = {n} WHERE parent = {n - 1}; DELETE FROM parent WHERE id = {n - 1}",
         )
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     pair.write("INSERT INTO parent VALUES (99)")
     pair.drain(settings=settings)

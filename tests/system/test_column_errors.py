@@ -170,8 +170,7 @@ def test_on_error_retry_waits_for_a_missing_table(pair: Pair) -> None:
     assert told["level"] == "error"
     assert "target table public.t is missing replicated columns" in told["error"]
     pair.target.execute("ALTER TABLE t ADD COLUMN n int")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert n_refused >= 2
     assert daemon.events_of("target_lost") == []
     assert not [line for line in daemon.lines if SECRET in line]

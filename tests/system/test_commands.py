@@ -47,8 +47,7 @@ def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], 
 
 
 def _status(run_command: RunCommand, route: Route) -> dict[str, Any]:
-    done = run_command(route, "status", "--json")
-    assert done.returncode == 0, done.stderr
+    done = run_command(route, "status", "--json", code=0)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -76,8 +75,7 @@ def test_wait_reads_your_writes(route: Route, start_daemon: StartDaemon, run_com
     check_equal(route)
     with foreign_transaction(route.target, "LOCK TABLE item"):
         commit_each(route.source, 101, 101)
-        done = run_command(route, "wait", "--lsn", route.end_of_source_lsn(), "--timeout", "0.2")
-        assert done.returncode == _NOT_REACHED
+        done = run_command(route, "wait", "--lsn", route.end_of_source_lsn(), "--timeout", "0.2", code=_NOT_REACHED)
         assert done.stderr.count("\n") == 1
         assert "not there after 0.2 s" in done.stderr
 
@@ -181,8 +179,7 @@ def test_drop_refuses_while_a_daemon_runs(route: Route, start_daemon: StartDaemo
     drop = [sys.executable, "-m", "parapply", "drop", *route.arguments()]
     refused = subprocess.run(drop, input="n\n", capture_output=True, text=True, timeout=60, check=False)
     assert (refused.returncode, refused.stderr) == (1, "parapply: nothing was dropped. Hint: answer y, or give --yes\n")
-    done = run_command(route, "drop", "--yes")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "drop", "--yes", code=0)
     assert route.source.rows("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
     assert route.target.rows("SELECT count(*) FROM pg_namespace WHERE nspname = 'parapply'") == [(0,)]
     done = run_command(route, "drop", "--yes")

@@ -242,8 +242,7 @@ def test_t47_counters_and_commands(pair: Pair, run_command: RunCommand, tmp_path
     ]
 
     def listed(*filters: str) -> list[dict[str, object]]:
-        done = run_command(pair.route, "conflicts list", "--json", *filters)
-        assert done.returncode == 0, done.stderr
+        done = run_command(pair.route, "conflicts list", "--json", *filters, code=0)
         found: list[dict[str, object]] = json.loads(done.stdout)
         return found
 
@@ -257,8 +256,7 @@ def test_t47_counters_and_commands(pair: Pair, run_command: RunCommand, tmp_path
     assert listed("--since", "tomorrow") == listed("--outcome", "stopped") == []
     shown = run_command(pair.route, "conflicts show", "--type", "insert_exists").stdout
     assert f'v: "{SECRET}" | "x"' in shown
-    plan = run_command(pair.route, "conflicts replay", "--outcome", "skipped", "--dry-run")
-    assert plan.returncode == 0, plan.stderr
+    plan = run_command(pair.route, "conflicts replay", "--outcome", "skipped", "--dry-run", code=0)
     assert f'~ v: "{SECRET}" -> "x"' in plan.stdout
     assert pair.target.rows("SELECT id, v FROM t") == [(7, SECRET)]
     done = run_command(pair.route, "conflicts replay", "--outcome", "skipped", "--yes", "--json")

@@ -83,8 +83,7 @@ def test_conflicts_of_a_prepared_transaction(pair: Pair, outcome: str) -> None:
     daemon.wait_caught_up()
     assert pair.target.rows("SELECT count(*) FROM parapply.conflicts") == [(0,)]
     pair.write(f"{outcome} PREPARED 'one'")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     committed = outcome == "COMMIT"
     expected = [(2, "remote")] if committed else []
     assert pair.target.rows("SELECT id, v FROM t ORDER BY id") == [*expected, (3, "local"), (4, "after")]
@@ -110,8 +109,7 @@ def test_t70_a_prepared_transaction_is_skipped(pair: Pair, run_command: RunComma
     pair.target.wait_until(f"SELECT updated_at > '{before}'::timestamptz + interval '1 s' FROM parapply.progress")
     assert pair.target.rows("SELECT outcome FROM parapply.skips") == [("accepted",)]
     pair.write("COMMIT PREPARED 'one'")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert pair.target.rows("SELECT id, v FROM t ORDER BY id") == [(3, "local"), (4, "after")]
     assert pair.target.rows(f"{_SKIPPED} WHERE conflict_type = 'skipped'") == [(2, lsn, lsn, 2)]
     assert pair.target.rows("SELECT outcome FROM parapply.skips") == [("skipped",)]

@@ -127,8 +127,7 @@ def test_on_error_retry_goes_on_by_itself_once_repaired(pair: Pair) -> None:
     assert failed["hint"].endswith("; the daemon tries again by itself")
     assert pair.target.rows("SELECT id FROM t WHERE id >= 100") == [(100,)]
     pair.target.execute("INSERT INTO t VALUES (2, 'p', 'start', 2)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert not [line for line in daemon.lines if SECRET in line]
     pair.check_state_has_no_values()
     pair.check_equal()
@@ -212,6 +211,5 @@ def test_an_index_made_again_under_its_name_is_read_again(pair: Pair) -> None:
     daemon.wait_caught_up()
     pair.target.execute(f"DROP INDEX p; {index.format(1)} INSERT INTO t VALUES (91, 2, 1), (92, 2, 2)")
     pair.write("INSERT INTO t VALUES (2, 2, 2)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(1,), (2,), (91,)]

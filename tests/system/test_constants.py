@@ -137,8 +137,7 @@ def test_random_changes_of_several_sources(
     for way in random_ways(seed):
         route = Route(source=source, target=new_target(), settings={**FAST, **_MAPPING, **way.settings})
         # Rows come in no order that enforced foreign keys would take.
-        done = run_command(route, "init", "--copy", "--set", "target.session_replication_role=replica")
-        assert done.returncode == 0, done.stderr
+        run_command(route, "init", "--copy", "--set", "target.session_replication_role=replica", code=0)
         _check(source, route.target)
         daemons.append((route, way))
     running = [(route, start_daemon(route)) for route, _ in daemons[:2]]
@@ -148,8 +147,7 @@ def test_random_changes_of_several_sources(
         daemon.wait_caught_up()
         _check(source, route.target)
         assert route.target.rows("SELECT conflict_type, table_name FROM parapply.conflicts") == []
-    verified = run_command(running[0][0], "verify")
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    verified = run_command(running[0][0], "verify", code=0)
     assert "all 15 tables are equal" in verified.stdout
 
 
@@ -169,24 +167,20 @@ def test_a_second_publisher_copies_into_a_table_that_others_fill(
     moved = {**second.settings, 'mapping.schemas."t1".set.tenant': "4"}
     third = Route(source=source, target=first.target, publication="second", settings=moved)
     tenants = {**_TENANTS, "t1": 4}
-    done = run_command(third, "init", "--copy", "--connections", "3")
-    assert done.returncode == 0, done.stderr
+    run_command(third, "init", "--copy", "--connections", "3", code=0)
     daemon = start_daemon(third)
     source.execute("UPDATE t1.item SET v = 'later'; TRUNCATE t1.whole")
     daemon.wait_caught_up()
     for table in ("item", "whole"):
-        refreshed = run_command(third, "refresh", "--table", f"t1.{table}", "--truncate")
-        assert refreshed.returncode == 0, refreshed.stderr
-    verified = run_command(third, "verify")
-    assert verified.returncode == 0, verified.stdout
+        run_command(third, "refresh", "--table", f"t1.{table}", "--truncate", code=0)
+    run_command(third, "verify", code=0)
     daemon.stop()
     third.target.execute("UPDATE head SET note = 'kept'")
     third.source.execute(f"SELECT pg_drop_replication_slot('{third.slot}')")
     source.execute("UPDATE t1.item SET v = 'lost' WHERE id < 5; DELETE FROM t1.item WHERE id = 7;"
                    "INSERT INTO t1.item VALUES (77, 'lost', 'lost'); INSERT INTO t1.whole VALUES (7, 'lost');"
                    "UPDATE t1.head SET v = 77 WHERE id = 1; TRUNCATE t1.line")  # fmt: skip
-    healed = run_command(third, "heal")
-    assert healed.returncode == 0, healed.stdout + healed.stderr
+    healed = run_command(third, "heal", code=0)
     assert "t1.whole (public.whole on the target): emptied" in healed.stdout
     assert first.target.rows("SELECT count(*) FROM head WHERE note = 'kept'") == [(60,)]
     assert first.target.rows("SELECT count(*) FROM whole WHERE tenant = 1") == [(20,)]
@@ -208,8 +202,7 @@ def test_a_truncate_that_deletes_keeps_its_place(
     settings = {"mapping.schemas.t1.schema": "public", "mapping.schemas.t1.set.tenant": "1"}
     settings["target.session_replication_role"] = "origin"
     route = Route(source=source_db, target=target, settings={**FAST, **settings})
-    done = run_command(route, "init", "--copy", "--set", "target.session_replication_role=replica")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "init", "--copy", "--set", "target.session_replication_role=replica", code=0)
     daemon = start_daemon(route)
     source_db.execute("TRUNCATE t1.head; INSERT INTO t1.line VALUES (20, 1); INSERT INTO t1.head VALUES (1)")
     daemon.wait_caught_up()
@@ -235,8 +228,7 @@ def test_conflicts_are_about_own_rows(
     assert [route.target.rows(one) for one in found] == [[("remote",)], [(2, "e50")]]
     route.target.wait_until("SELECT count(*) = 3 FROM parapply.conflicts")
     ((number,),) = route.target.rows("SELECT conflict_id FROM parapply.conflicts WHERE table_name = 'head'")
-    replayed = run_command(route, "conflicts replay", str(number), "--yes")
-    assert replayed.returncode == 0, replayed.stderr
+    run_command(route, "conflicts replay", str(number), "--yes", code=0)
     assert route.target.rows("SELECT tenant, v FROM head WHERE id = 1 ORDER BY 1") == [
         (-3, 1), (1, 1), (2, 100), (99, 0),
     ]  # fmt: skip
@@ -332,8 +324,7 @@ def test_a_table_that_gets_other_constants(
     assert daemon.exit_code() == _TARGET_REFUSED
     assert "t1.item became t4.item, which has other constants in [mapping]: its rows in target table" in daemon.failure
     route.target.execute("DELETE FROM item WHERE tenant = 1")
-    done = run_command(route, "refresh", "--table", "t4.item", "--truncate")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "refresh", "--table", "t4.item", "--truncate", code=0)
     daemon = start_daemon(route)
     source.execute("UPDATE t4.item SET v = 'later'")
     daemon.wait_caught_up()
@@ -384,12 +375,10 @@ def test_a_command_with_another_file_forgets_no_constants(
     note = "SELECT constants_in FROM parapply.slots"
     before = route.target.rows(note)
     for settings in ({}, {**own, 'mapping.schemas."t1".set.tenant': "2"}):
-        refused = run_command(replace(route, settings={**FAST, **settings}), "refresh")
-        assert refused.returncode == _TARGET_REFUSED, refused.stdout + refused.stderr
+        refused = run_command(replace(route, settings={**FAST, **settings}), "refresh", code=_TARGET_REFUSED)
         assert "public.item has rows of this slot with tenant = 1" in " ".join(refused.stderr.split())
         assert route.target.rows(note) == before
-    done = run_command(route, "refresh")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "refresh", code=0)
     other = replace(route, settings={**FAST, 'mapping.schemas."t1".schema': "public",
                                      'mapping.schemas."t1".set.tenant': "2"})  # fmt: skip
     start_daemon(other).wait_caught_up()

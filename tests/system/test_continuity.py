@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 from typing import TYPE_CHECKING, Any
@@ -51,8 +50,7 @@ def _copied(
         database.execute(tables)
     source.execute(f"CREATE PUBLICATION pub FOR {published}")
     route = Route(source=source, target=target, settings={**FAST, "apply.workers": 2})
-    done = run_command(route, "init", "--copy", *more)
-    assert done.returncode == 0, done.stderr
+    run_command(route, "init", "--copy", *more, code=0)
     return route
 
 
@@ -88,8 +86,7 @@ def test_tables_that_were_not_published_for_a_time(
     assert "attached" in waiting["m1"]
     assert "again" in daemon.wait_for_event("table_waits")["hint"]
     daemon.stop()
-    done = run_command(route, "refresh")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "refresh", code=0)
     daemon = start_daemon(route)
     daemon.wait_caught_up()
     check_equal(route, "taken_out", "filtered", "m", "untouched")
@@ -113,8 +110,7 @@ def test_a_publication_that_is_not_asked_for_for_a_time(
     both = ("--publication", "more")
     route = _copied(source_db, target_db, run_command, tables, "TABLE t", *both)
     daemon = start_daemon(route, *both)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     killed = start_daemon(route, environ={"PARAPPLY_FAILPOINT": "connected:kill"})
     assert killed.exit_code() == -signal.SIGKILL
     source_db.execute("INSERT INTO t VALUES (1)")
@@ -171,8 +167,7 @@ def test_a_publication_that_is_made_again(
         database.execute(tables)
     source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     route = Route(source=source_db, target=target_db, settings={**FAST, "apply.workers": 2})
-    done = run_command(route, "init", *(["--copy"] if copies else []))
-    assert done.returncode == 0, done.stderr
+    run_command(route, "init", *(["--copy"] if copies else []), code=0)
     daemon = start_daemon(route)
     source_db.execute("INSERT INTO t VALUES (1)")
     daemon.wait_caught_up()
@@ -182,8 +177,7 @@ def test_a_publication_that_is_made_again(
     assert daemon.wait_for_event("table_waits")["relation"] == "public.t"
     assert "published" in _waiting(route)["t"]
     more = [] if copies else ["--table", "public.t", "--truncate"]
-    done = run_command(route, "refresh", *more)
-    assert done.returncode == 0, done.stderr
+    run_command(route, "refresh", *more, code=0)
     daemon.wait_caught_up()
     check_equal(route, "t")
     # Made UNLOGGED and LOGGED again, with a look between.
@@ -266,8 +260,7 @@ def test_a_gap_of_a_table_that_was_made_again(
     source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     route = Route(source=source_db, target=target_db, settings={**FAST, "apply.workers": 2})
     for words in (["init"], ["refresh", "--table", "public.t"]):
-        done = run_command(route, *words)
-        assert done.returncode == 0, done.stderr
+        run_command(route, *words, code=0)
     daemon = start_daemon(route)
     daemon.wait_caught_up()
     for database in (target_db, source_db):
@@ -279,8 +272,7 @@ def test_a_gap_of_a_table_that_was_made_again(
     source_db.execute("DROP PUBLICATION pub; INSERT INTO t VALUES (2); CREATE PUBLICATION pub FOR ALL TABLES")
     assert daemon.wait_for_event("table_waits")["relation"] == "public.t"
     assert "published" in _waiting(route)["t"]
-    done = run_command(route, "refresh", "--table", "public.t", "--truncate")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "refresh", "--table", "public.t", "--truncate", code=0)
     daemon.wait_caught_up()
     check_equal(route, "t")
     daemon.stop()
@@ -319,16 +311,14 @@ def test_partitions_of_a_root_that_is_published_as_one(
     source_db.execute("CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200); INSERT INTO p VALUES (101)")
     daemon.wait_caught_up()
     assert target_db.rows("SELECT table_name, state FROM parapply.copies") == [("p", "copied")]
-    verified = run_command(route, "verify")
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    run_command(route, "verify", code=0)
     source_db.execute("CREATE TABLE p3 (id int PRIMARY KEY); INSERT INTO p3 VALUES (201)")
     source_db.execute(
         "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (200) TO (300); UPDATE p SET id = 202 WHERE id = 201"
     )
     daemon.wait_caught_up()
     assert "public.p3 was attached" in _waiting(route)["p"]
-    done = run_command(route, "refresh")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "refresh", code=0)
     source_db.execute("INSERT INTO p VALUES (2), (203)")
     daemon.wait_caught_up()
     check_equal(route, "p")
@@ -336,23 +326,18 @@ def test_partitions_of_a_root_that_is_published_as_one(
     daemon.stop()
 
 
-def test_a_state_schema_that_is_gone_from_the_publisher(
+async def test_a_state_schema_that_is_gone_from_the_publisher(
     source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:
     """Its changes, still in WAL, are left out by what its tables look like; no table waits for a copy."""
     route = _copied(source_db, target_db, run_command, "CREATE TABLE t (id int PRIMARY KEY)", "ALL TABLES")
-
-    async def make() -> None:
-        async with await psycopg.AsyncConnection.connect(source_db.dsn, autocommit=True) as conn:
-            await ensure_schema(conn, "progress")
-
-    asyncio.run(make())
+    async with await psycopg.AsyncConnection.connect(source_db.dsn, autocommit=True) as conn:
+        await ensure_schema(conn, "progress")
     source_db.execute("INSERT INTO t VALUES (1); DROP SCHEMA progress CASCADE")
     daemon = start_daemon(route)
     daemon.wait_caught_up()
     check_equal(route, "t")
     assert daemon.events_of("state_left_out")
     assert _waiting(route) == {}
-    taken = run_command(route, "snapshot", "--", "true")
-    assert taken.returncode == 0, taken.stderr
+    run_command(route, "snapshot", "--", "true", code=0)
     daemon.stop()

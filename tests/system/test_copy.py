@@ -62,8 +62,7 @@ def test_the_hand_over_is_exact(
             killed = run_command(bank, "init", "--copy", environ=environ)
             assert killed.returncode == -signal.SIGKILL, f"{point} was not reached: {killed.stdout}{killed.stderr}"
             load.wait_for_more(10)
-        done = run_command(bank, "init", "--copy")
-        assert done.returncode == 0, done.stderr
+        run_command(bank, "init", "--copy", code=0)
         assert bank.target.rows(_COPIED) == [("copied", 3)]
         load.wait_for_more(10)
         daemon = start_daemon(bank)
@@ -100,8 +99,7 @@ def test_two_phase_begins_behind_the_copy(bank: Route, run_command: RunCommand, 
     bank.source.execute("CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1)")
     bank.source.execute("ALTER PUBLICATION pub ADD TABLE late; INSERT INTO late VALUES (2)")
     daemon.wait_for_event("table_waits")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(bank, "acct", "xfer", "evt")
     for command, *options in (("refresh",), ("init", "--copy")):
         refused = run_command(bank, command, *options, "--set", "source.two_phase=true")
@@ -173,8 +171,7 @@ def test_transactions_stay_prepared_across_the_copy(
     bank.target.wait_until("SELECT count(*) = 3 FROM parapply.prepared")
     for number, outcome in ((1, "COMMIT"), (2, "ROLLBACK"), (3, "COMMIT")):
         bank.source.execute(f"{outcome} PREPARED '{name}_{number}'")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(bank, "acct", "xfer", "evt")
     assert bank.target.rows("SELECT txid FROM evt ORDER BY 1") == [(0,), (1,), (3,)]
 
@@ -191,15 +188,13 @@ def test_a_row_that_the_target_does_not_take_leads_to_the_difference(
         database.execute(f"CREATE TYPE label AS ENUM ({labels}); CREATE TABLE item (id int PRIMARY KEY, k label)")
     source_db.execute("INSERT INTO item VALUES (1, 'it''s'); CREATE PUBLICATION pub FOR ALL TABLES")
     route = Route(source=source_db, target=target_db, settings=FAST)
-    refused = run_command(route, "init", "--copy")
-    assert refused.returncode == 4
+    refused = run_command(route, "init", "--copy", code=4)
     assert "invalid input value for enum" in refused.stderr
     assert "Hint: `parapply check` names what differs on the target; tables that are complete stay" in refused.stderr
     findings = json.loads(run_command(route, "check", "--json").stdout)["findings"]
     (fix,) = [one["fix"] for one in findings if one["code"] == "enum_labels"]
     target_db.execute(fix)
-    done = run_command(route, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "init", "--copy", code=0)
     check_equal(route, "item")
 
 
@@ -211,11 +206,9 @@ def test_a_row_without_a_partition_on_the_target_leads_to_it(
     source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root)")
     target_db.execute(_PARTS)
     route = Route(source=source_db, target=target_db, settings=FAST)
-    refused = run_command(route, "init", "--copy")
-    assert refused.returncode == 4
+    refused = run_command(route, "init", "--copy", code=4)
     assert "no partition of relation" in refused.stderr
     assert "Hint: make the partition of the row on the target; tables that are complete stay" in refused.stderr
     target_db.execute(_PART)
-    done = run_command(route, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "init", "--copy", code=0)
     check_equal(route, "item")

@@ -68,16 +68,14 @@ def test_parts_are_kept_and_brought_forward(large: Route, run_command: RunComman
     _change(large, 2)
     assert "public.large: 2 parts are copied" in _kill(large, run_command, f"{failpoints.COPY_PART_DONE}:kill:1")
     _change(large, 3)
-    done = run_command(large, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    done = run_command(large, "init", "--copy", code=0)
     assert "public.large: 3 parts are copied" in done.stdout
     assert large.target.rows("SELECT count(*) FROM parapply.copy_parts") == [(0,)]
     # Nothing is written since: the copy alone makes them equal.
     check_equal(large, "large")
     daemon = start_daemon(large)
     _change(large, 4)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(large, "large")
 
 
@@ -104,8 +102,7 @@ def test_what_cannot_be_brought_forward_is_copied_again(
     """Where a change may not be in the stream, or pages are others, the table is copied from its start."""
     _kill(large, run_command, f"{failpoints.COPY_PART_DONE}:kill:2")
     (large.source if side == "source" else large.target).execute(what)
-    done = run_command(large, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    done = run_command(large, "init", "--copy", code=0)
     assert f"public.large: copied from its start: {reason}" in done.stdout
     check_equal(large, "large")
 
@@ -117,10 +114,8 @@ def test_a_slot_that_has_moved_names_no_changes(
     _kill(large, run_command, f"{failpoints.COPY_PART_DONE}:kill:2")
     _change(large, 1)
     daemon = start_daemon(large)
-    daemon.wait_caught_up()
-    daemon.stop()
-    done = run_command(large, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    daemon.finish()
+    done = run_command(large, "init", "--copy", code=0)
     assert "public.large: copied from its start: the slot has moved past the copy" in done.stdout
     check_equal(large, "large")
 
@@ -140,8 +135,7 @@ def test_two_texts_of_one_key_bring_its_row_once(
     route = Route(source=source_db, target=target_db, settings=FAST)
     _kill(route, run_command, f"{failpoints.COPY_PART_DONE}:kill:2")
     source_db.execute("UPDATE large SET id = id + 0.00 WHERE id < 50")
-    done = run_command(route, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    done = run_command(route, "init", "--copy", code=0)
     assert "public.large: 2 parts are copied" in done.stdout
     check_equal(route, "large")
 
@@ -160,8 +154,7 @@ def test_keys_that_are_not_equal_alike_are_copied_again(large: Route, run_comman
     large.source.execute("ALTER PUBLICATION pub ADD TABLE large")
     _kill(large, run_command, f"{failpoints.COPY_PART_DONE}:kill:2")
     large.source.execute("UPDATE large SET id = upper(id) WHERE id IN ('k5', 'k6')")
-    done = run_command(large, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    done = run_command(large, "init", "--copy", code=0)
     assert "its key is no longer one that both ends compare alike" in done.stdout
     check_equal(large, "large")
 
@@ -181,8 +174,7 @@ def test_a_slot_is_not_dropped_below_a_copy(large: Route, run_command: RunComman
         assert copying.result().returncode == 0, copying.result()
     assert (refused.returncode, "another parapply holds the lease" in refused.stderr) == (4, True), refused
     assert large.target.rows("SELECT count(*) FROM large") == large.source.rows("SELECT count(*) FROM large")
-    dropped = run_command(large, "drop", "--yes")
-    assert dropped.returncode == 0, dropped.stderr
+    run_command(large, "drop", "--yes", code=0)
 
 
 def _index(route: Route) -> None:
@@ -199,8 +191,7 @@ def test_indexes_are_made_again_though_no_part_is_left(large: Route, run_command
     killed = run_command(large, *words, environ={"PARAPPLY_FAILPOINT": f"{failpoints.COPY_PART_DONE}:kill:4"})
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     assert large.target.rows("SELECT to_regclass('by_note')") == [(None,)]
-    done = run_command(large, *words)
-    assert done.returncode == 0, done.stderr
+    done = run_command(large, *words, code=0)
     assert "public.large: 4 parts are copied" in done.stdout
     assert large.target.rows("SELECT to_regclass('by_note')::text") == [("by_note",)]
     check_equal(large, "large")
@@ -228,8 +219,7 @@ def test_no_dropped_index_is_forgotten(
         assert target_db.rows(is_there) == [(False,)]
 
     def finish(*words: str) -> None:
-        done = run_command(route, *words)
-        assert done.returncode == 0, done.stderr
+        done = run_command(route, *words, code=0)
         assert target_db.rows(is_there) == [(True,)], done.stdout
 
     kill(*begun)
@@ -259,8 +249,7 @@ def test_no_dropped_index_is_forgotten(
     source_db.execute("CREATE TABLE item (id int PRIMARY KEY, v text); INSERT INTO item VALUES (2, 'b')")
     assert "has dropped indexes" in daemon.wait_for_event("table_waits")["reason"]
     finish("refresh")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "item")
 
 
@@ -272,12 +261,10 @@ def test_an_index_whose_name_is_taken_is_missed(large: Route, run_command: RunCo
     killed = run_command(large, *words, environ={"PARAPPLY_FAILPOINT": f"{failpoints.COPY_PART_DONE}:kill:1"})
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     large.target.execute("CREATE INDEX by_note ON other (id)")
-    refused = run_command(large, *words)
-    assert refused.returncode == 4
+    refused = run_command(large, *words, code=4)
     assert "an index of public.large was not made again" in refused.stderr
     large.target.execute("ALTER INDEX by_note RENAME TO of_other")
-    done = run_command(large, *words)
-    assert done.returncode == 0, done.stderr
+    run_command(large, *words, code=0)
     assert large.target.rows(
         "SELECT indrelid::regclass::text FROM pg_index WHERE indexrelid = 'by_note'::regclass"
     ) == [("large",)]

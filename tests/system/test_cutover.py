@@ -534,8 +534,7 @@ def test_a_way_back_that_was_ready_begins_later_if_the_daemon_applies_more(ends:
     assert ends.run("--verify", "none").returncode == 0
     back = ends.start(ends.back)
     ends.target.execute("INSERT INTO evt VALUES (3)")
-    back.wait_caught_up()
-    back.stop()
+    back.finish()
     assert ends.source.rows("SELECT n FROM evt ORDER BY 1") == ends.target.rows("SELECT n FROM evt ORDER BY 1")
     assert ends.source.rows("SELECT n FROM evt ORDER BY 1") == [(1,), (2,), (3,)]
 

@@ -138,8 +138,7 @@ def test_new_tables_from_their_first_row_on(
         f"CREATE PUBLICATION pub FOR ALL TABLES; GRANT CREATE ON DATABASE {source_db.dbname} TO {source_db.source_role}"
     )
     _own(target_db)
-    done = run_command(pair.route, "init --ddl --copy")
-    assert done.returncode == 0, done.stderr
+    run_command(pair.route, "init --ddl --copy", code=0)
     # Read when the publisher's catalogue says that it was rewritten since.
     pair.write_one(_ddl("CREATE TABLE early (id int PRIMARY KEY, v int)"), "INSERT INTO early VALUES (1, 2)")
     pair.write(_ddl("ALTER TABLE early ALTER v TYPE bigint"), "INSERT INTO early VALUES (2, 2::bigint ^ 40)")
@@ -149,12 +148,10 @@ def test_new_tables_from_their_first_row_on(
     pair.write(_ddl("ALTER TABLE in_progress ALTER id TYPE bigint"))
     # The change that a copy would show has not run here yet.
     pair.write(_ddl("ALTER TABLE t ADD n int DEFAULT 1"), _ddl("ALTER TABLE t ALTER n TYPE int USING n * 2"))
-    refused = run_command(pair.route, "refresh --table public.t --truncate", "--set", "ddl.apply=true")
-    assert refused.returncode == 4
+    refused = run_command(pair.route, "refresh --table public.t --truncate", "--set", "ddl.apply=true", code=4)
     assert "6 commands in the publisher's queue may still have to run here" in refused.stderr
     daemon = pair.start(settings={**_ON, **LITTLE_MEMORY, "source.decoding_memory_bytes": 65536})
-    done = run_command(pair.route, "refresh --table public.t --truncate", "--set", "ddl.apply=true")
-    assert done.returncode == 0, done.stderr
+    done = run_command(pair.route, "refresh --table public.t --truncate", "--set", "ddl.apply=true", code=0)
     pair.write_one(_ddl("CREATE TABLE one (id int PRIMARY KEY)"), "INSERT INTO one VALUES (1), (2)")
     pair.write(_ddl("CREATE TABLE two (id int PRIMARY KEY, v text)"), "INSERT INTO two VALUES (1, 'a')")
     pair.write(_ddl("ALTER TABLE two RENAME TO three"), "INSERT INTO three VALUES (2, 'b')", _ddl("DROP TABLE one"))
@@ -164,8 +161,7 @@ def test_new_tables_from_their_first_row_on(
     pair.check_equal()
     assert pair.target.rows("SELECT table_name FROM parapply.copies WHERE state <> 'copied'") == []
     for command in ("verify", "refresh", "init --ddl"):
-        done = run_command(pair.route, command)
-        assert done.returncode == 0, done.stderr
+        done = run_command(pair.route, command, code=0)
         assert "ddl_queue" not in done.stdout or command == "init --ddl"
     daemon.stop()
     told = [event for event in daemon.events if event["level"] in {"warning", "error"}]
@@ -204,8 +200,7 @@ def test_a_command_for_a_table_that_a_copy_has_not_begun_to_read(pair: Pair, run
     copying.join(30)
     assert refused[0].returncode == 4
     assert "the columns of public.b_next changed after this copy began" in refused[0].stderr
-    done = run_command(pair.route, again)
-    assert done.returncode == 0, done.stderr
+    run_command(pair.route, again, code=0)
     daemon.wait_caught_up()
     assert pair.target.rows("SELECT id, n FROM b_next") == [(1, None)]
     daemon.stop()
@@ -463,8 +458,7 @@ def test_rows_written_beside_the_rename_of_their_schema(
                       f" ALTER SCHEMA s OWNER TO {target_db.target_role}")  # fmt: skip
     source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES;" + install_sql(["pub"]))
     route = Route(source=source_db, target=target_db, settings={**FAST, **_ON})
-    done = run_command(route, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "init", "--copy", code=0)
     daemon = start_daemon(route)
     with source_db.connect() as connection:
         connection.execute("BEGIN; INSERT INTO s.t VALUES (1)")
@@ -489,8 +483,7 @@ def test_schemas_change_names_in_the_middle_of_a_stream(
     source.execute("CREATE PUBLICATION pub FOR ALL TABLES;" + install_sql(["pub"]))
     source.execute("INSERT INTO a.t VALUES (1, 'a'); INSERT INTO b.t VALUES (1, 'b')")
     route = Route(source=source, target=target, settings={**FAST, **_ON})
-    done = run_command(route, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "init", "--copy", code=0)
     for old, new in [("a", "x"), ("b", "a"), ("x", "b"), ("b", "c"), ("c", "b")]:
         source.execute(f"UPDATE {old}.t SET v = v || '+' WHERE id = 1")
         source.execute(_ddl(f"ALTER SCHEMA {old} RENAME TO {new}"))
@@ -558,8 +551,7 @@ def test_tried_again_and_skipped(pair: Pair, run_command: RunCommand) -> None:
     )
     failed = daemon.wait_for_event("batch_failed", count=len(daemon.events_of("batch_failed")) + 1)
     (end_lsn,) = re.findall(r"end LSN ([0-9A-F]+/[0-9A-F]+)", failed["error"])
-    done = run_command(pair.route, "skip", "--lsn", end_lsn)
-    assert done.returncode == 0, done.stderr
+    run_command(pair.route, "skip", "--lsn", end_lsn, code=0)
     pair.write("INSERT INTO made VALUES (3)")
     daemon.wait_caught_up()
     assert pair.target.rows("SELECT id FROM made ORDER BY id") == [(1,), (3,)]
@@ -574,12 +566,10 @@ def test_what_init_and_the_daemon_refuse(pair: Pair, run_command: RunCommand, st
     Of two slots of one publisher's database that lead into one target only one runs its commands.
     """
     pair.create(_TABLE)
-    refused = run_command(pair.route, "init", "--ddl")
-    assert refused.returncode == 3
+    refused = run_command(pair.route, "init", "--ddl", code=3)
     assert "making parapply.ddl_queue: permission denied for database" in refused.stderr
     assert pair.source.rows("SELECT to_regnamespace('parapply')") == [(None,)]
-    printed = run_command(pair.route, "init", "--ddl=print")
-    assert printed.returncode == 0, printed.stderr
+    printed = run_command(pair.route, "init", "--ddl=print", code=0)
     pair.source.execute(printed.stdout)
     pair.source.execute(printed.stdout)
     assert pair.source.rows("SELECT count(*) FROM parapply.ddl_queue") == [(0,)]
@@ -711,8 +701,7 @@ def test_what_people_type_is_recorded(  # noqa: PLR0915  one pair of servers for
     source = pair.source
     pair.create(_TABLE + "CREATE SCHEMA mine; CREATE TABLE mine.t (id int PRIMARY KEY)")
     _own(pair.target)
-    refused = run_command(pair.route, "init", "--ddl=automatic")
-    assert refused.returncode == 3
+    run_command(pair.route, "init", "--ddl=automatic", code=3)
     assert source.rows("SELECT to_regclass('parapply.ddl_queue')") == [(None,)]
     source.execute(f"GRANT CREATE ON DATABASE {source.dbname} TO {source.source_role}")
     refused = run_command(pair.route, "init", "--ddl=automatic")

@@ -162,8 +162,7 @@ def test_a_stream_that_is_cut_comes_again(site: _Site, start_daemon: StartDaemon
     site.route.source.execute(query.format(*_ROLES.values()))
     site.route.source.execute("INSERT INTO evt SELECT g, 'after' FROM generate_series(1, 200) AS g")
     daemon.wait_for_event("source_connected", count=2)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(site.route, "item", "evt")
 
 

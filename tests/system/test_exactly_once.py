@@ -80,8 +80,7 @@ def test_t1_t8c_what_is_confirmed_is_durable_and_recorded_before(route: Route, s
             is_enough.set()
         load.result()
     assert len(confirmed) >= _SAMPLES, "the position hardly moved: this proves nothing"
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)
 
 
@@ -118,8 +117,7 @@ def test_t2_nothing_is_confirmed_past_a_frozen_transaction(route: Route, start_d
         second.wait_for_event("source_connected")
         wait_for_replies(route, 5, look)
         assert route.target.rows("SELECT count(*) FROM item") == [(1,)], "a later transaction became visible"
-    second.wait_caught_up()
-    second.stop()
+    second.finish()
     assert route.target.rows("SELECT v FROM item WHERE id = 1") == [(1,)]
     check_equal(route)
 
@@ -128,8 +126,7 @@ def test_t3_a_restart_applies_nothing(route: Route, start_daemon: StartDaemon, t
     """T-3: the slot is confirmed at the end LSN, so that it sends nothing again and a restart applies nothing."""
     first = start_daemon(route)
     commit_each(route.source, 1, 50)
-    first.wait_caught_up()
-    first.stop()
+    first.finish()
     wait_until_unread(route)
     peek = (
         f"SELECT count(*) FROM pg_logical_slot_peek_binary_changes('{route.slot}', NULL, NULL,"
@@ -137,8 +134,7 @@ def test_t3_a_restart_applies_nothing(route: Route, start_daemon: StartDaemon, t
     )
     assert route.source.rows(peek) == [(0,)]
     second = start_daemon(route, settings={"applylog.directory": str(tmp_path)})
-    second.wait_caught_up()
-    second.stop()
+    second.finish()
     # The work of the daemon as a whole is also written.
     records = [read_record(line) for path in tmp_path.iterdir() for line in path.read_bytes().splitlines()]
     assert not [one for one in records if isinstance(one, BatchRecord)], "something was applied again"
@@ -172,8 +168,7 @@ def test_t5_a_copy_killed_in_the_middle(
         route.target.wait_until(WORKER_IS_BLOCKED)
         first.kill()
     second = start_daemon(route, settings={"target.lease_wait_s": 20, "applylog.directory": str(tmp_path)})
-    second.wait_caught_up()
-    second.stop()
+    second.finish()
     assert route.target.rows("SELECT count(*) FROM copied") == [(1000,)]
     check_equal(route, "copied")
     (path,) = tmp_path.iterdir()
@@ -207,8 +202,7 @@ def test_t6_positions_are_numbers(
     first.kill()
     second = start_daemon(route, settings={"target.lease_wait_s": 20})
     commit_each(source, 201, 300)
-    second.wait_caught_up()
-    second.stop()
+    second.finish()
     check_equal(route)
 
 

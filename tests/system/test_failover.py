@@ -100,8 +100,7 @@ def test_a_promoted_standby_is_followed(
     commit_each(promoted, 21, 40)
     followed = Route(source=promoted, target=target_db, slot=plain.slot, settings=settings, source_dsn=hosts)
     daemon.route = followed
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(followed)
     assert target_db.rows("SELECT timeline FROM parapply.slots") == [(2,)]
     # Another transaction may end there now.

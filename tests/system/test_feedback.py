@@ -70,8 +70,7 @@ def test_t9_a_publisher_stops_at_once(publisher: PgServer, route: Route, start_d
         publisher.start()
         daemon.wait_for_event("source_connected", count=number)
     commit_each(route.source, 1, 10)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)
 
 
@@ -90,8 +89,7 @@ def test_f9_a_blocked_worker_does_not_hold_the_publisher(
         daemon.wait_for_event("source_lost")
         assert route.target.rows("SELECT count(*) FROM item") == [(1,)]
     publisher.start()
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)
 
 

@@ -362,8 +362,7 @@ def test_commands_about_several_databases(
     template.write_text(databases.path.read_text(encoding="utf-8").split("\n", 1)[1], encoding="utf-8")
 
     def run(command: str, *arguments: str, code: int, path: Path = databases.path) -> str:
-        done = run_command(databases.file_route(), command, "--config", str(path), *arguments)
-        assert done.returncode == code, done.stdout + done.stderr
+        done = run_command(databases.file_route(), command, "--config", str(path), *arguments, code=code)
         return done.stdout + done.stderr
 
     def shown(command: str, *arguments: str, code: int, path: Path = databases.path) -> dict[str, Any]:

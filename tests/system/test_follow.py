@@ -57,8 +57,7 @@ def test_the_daemon_follows_a_load_and_drains_a_backlog(route: Route, start_daem
     daemon = start_daemon(route)
     daemon.wait_for_event("source_connected")
     _pgbench(route.source, "--client", str(_CLIENTS), "--transactions", str(_LOAD_TRANSACTIONS), "--no-vacuum")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     n_transactions = _CLIENTS * _LOAD_TRANSACTIONS
     assert route.source.rows("SELECT count(*) FROM pgbench_history") == [(n_transactions,)]
     _check_equal(route)

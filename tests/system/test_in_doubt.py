@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -109,8 +108,7 @@ def test_f16_an_unseen_commit_is_progress(
         settings={**direct.settings, "target.lease_wait_s": 20},
     )  # fmt: skip
     daemon = start_daemon(behind, settings={"apply.workers": 1, "apply.max_batch_transactions": 1})
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert all(cut.is_set() for cut in cuts)
     waits_s = [event["wait_s"] for event in daemon.events_of("target_lost")]
     assert waits_s == [FAST["source.reconnect_min_s"]] * _UNSEEN_CUTS, daemon.log_tail()
@@ -149,8 +147,7 @@ def test_t14_the_next_daemon_waits_for_a_commit_on_its_way(
         second.wait_for_event("source_connected")
         assert bank.target.rows("SELECT count(*) FROM evt") != before, "the held commit never arrived"
         load.wait_for_more(20)
-    second.wait_caught_up()
-    second.stop()
+    second.finish()
     check_bank(bank.source, bank.target, load)
 
 
@@ -178,32 +175,27 @@ def test_t12_a_commit_that_rolls_back(
     assert "P0001" in reason
     target_db.execute("DROP TRIGGER refuse ON item")
     daemon = start_daemon(route)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)
 
 
-def test_t12_the_command_tag_is_believed(
+async def test_t12_the_command_tag_is_believed(
     source_db: Database, target_db: Database, init_route: Callable[[Route], None]
 ) -> None:
     """T-12: COMMIT of a failed transaction succeeds, with the tag ROLLBACK: the session takes it for a failure."""
     plain_route(source_db, target_db, init_route)
     ((slot_id,),) = target_db.rows("SELECT slot_id FROM parapply.slots")
-
-    async def run() -> None:
-        async with _worker_session(target_db, slot_id) as session:
-            await session.begin()
-            # An unknown savepoint: any statement that fails inside the transaction.
-            with pytest.raises(StatementFailed):
-                await session.undo_piece()
-            with pytest.raises(StatementFailed, match="rolled back instead"):
-                await session.commit()
-
-    asyncio.run(run())
+    async with _worker_session(target_db, slot_id) as session:
+        await session.begin()
+        # An unknown savepoint: any statement that fails inside the transaction.
+        with pytest.raises(StatementFailed):
+            await session.undo_piece()
+        with pytest.raises(StatementFailed, match="rolled back instead"):
+            await session.commit()
 
 
 @pytest.mark.parametrize("in_a_flight", [3, 2])
-def test_t11_a_transaction_of_several_flights_is_one(
+async def test_t11_a_transaction_of_several_flights_is_one(
     source_db: Database, target_db: Database, init_route: Callable[[Route], None], monkeypatch: pytest.MonkeyPatch,
     in_a_flight: int,
 ) -> None:  # fmt: skip
@@ -217,19 +209,16 @@ def test_t11_a_transaction_of_several_flights_is_one(
         key = number.to_bytes(8, "big")
         return Command(insert, [key], expected=expected, operation="insert", plan=cast("TablePlan", None))
 
-    async def run() -> None:
-        async with _worker_session(target_db, slot_id) as session:
-            with pytest.raises(StatementFailed) as failed:
-                await session.execute_and_commit(Record(1, 1, 0, 1, 1), [one(1, 1), one(2, 2)])
-            assert failed.value.statement == 1
-            await session.rollback()
-            assert target_db.rows("SELECT count(*) FROM item") == [(0,)]
-            assert target_db.rows("SELECT count(*) FROM parapply.applied") == [(0,)]
-            await session.execute_and_commit(Record(1, 1, 0, 1, 1), [one(1, 1), one(2, 1)])
-            assert target_db.rows("SELECT id FROM item ORDER BY id") == [(1,), (2,)]
-            assert target_db.rows("SELECT count(*) FROM parapply.applied") == [(1,)]
-
-    asyncio.run(run())
+    async with _worker_session(target_db, slot_id) as session:
+        with pytest.raises(StatementFailed) as failed:
+            await session.execute_and_commit(Record(1, 1, 0, 1, 1), [one(1, 1), one(2, 2)])
+        assert failed.value.statement == 1
+        await session.rollback()
+        assert target_db.rows("SELECT count(*) FROM item") == [(0,)]
+        assert target_db.rows("SELECT count(*) FROM parapply.applied") == [(0,)]
+        await session.execute_and_commit(Record(1, 1, 0, 1, 1), [one(1, 1), one(2, 1)])
+        assert target_db.rows("SELECT id FROM item ORDER BY id") == [(1,), (2,)]
+        assert target_db.rows("SELECT count(*) FROM parapply.applied") == [(1,)]
 
 
 @asynccontextmanager

@@ -58,8 +58,7 @@ def route(source_db: Database, target_db: Database, new_slot: Callable[[Route], 
 
 def _finish(daemon: Daemon, route: Route, load: BankLoad) -> None:
     """Let the daemon end in order and check everything there is to check."""
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_bank(route.source, route.target, load)
     # Nothing of any daemon is left on either side (O9).
     for database in (route.source, route.target):

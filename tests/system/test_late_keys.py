@@ -217,8 +217,7 @@ def test_f23_a_foreign_lock_on_a_hot_row_is_waited_for(pair: Pair, end: str, tmp
         foreign.execute("ROLLBACK")
     if end == "killed":
         daemon = pair.start(settings={"target.lease_wait_s": 20})
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     assert not daemon.events_of("batch_retried")
     if end == "released":
@@ -243,8 +242,7 @@ def test_t30_a_late_part_waits_for_a_later_batch(pair: Pair) -> None:
         pool.submit(foreign.execute, b"SELECT FROM own WHERE id = 3 FOR UPDATE").result()
         daemon.wait_for_event("stall_broken")
         foreign.execute("ROLLBACK")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     assert not daemon.events_of("batch_retried")
 
@@ -266,8 +264,7 @@ def test_f24_a_late_part_that_is_a_deadlocks_victim_is_repeated(pair: Pair) -> N
             )
         waiting.result()
         foreign.execute("ROLLBACK")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     assert [(event["seq"], event["reason"]) for event in daemon.events_of("batch_retried")] == [(2, "40P01")]
 

@@ -26,8 +26,7 @@ def _copied(source: Database, target: Database, run_command: RunCommand, tables:
     target.execute(tables)
     source.execute(f"CREATE PUBLICATION pub FOR {published}")
     route = Route(source=source, target=target, settings={**FAST, **LISTEN, "apply.workers": 2})
-    done = run_command(route, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "init", "--copy", code=0)
     return route
 
 
@@ -69,8 +68,7 @@ def test_partitions_made_later(
     daemon.wait_caught_up()
     check_equal(route, "m", "m2", "m3a")
     assert [event["relation"] for event in daemon.events_of("table_joined")] == ["public.m2", "public.m3a"]
-    taken = run_command(route, "verify")
-    assert taken.returncode == 0, taken.stdout + taken.stderr
+    run_command(route, "verify", code=0)
 
     target_db.execute("CREATE TABLE m4 PARTITION OF m FOR VALUES IN (4)")
     source_db.execute(
@@ -96,8 +94,7 @@ def test_partitions_made_later(
     assert shown["table_name"] == "m4"
     assert "before it was published" in shown["reason"]
     assert "tables are not copied" in run_command(route, "verify").stderr
-    done = run_command(route, "refresh")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "refresh", code=0)
     daemon.wait_caught_up()
     check_equal(route, "m", "m4")
     endpoint.wait_until(lambda: endpoint.samples()["parapply_tables_waiting"] == {(): 0})
@@ -115,8 +112,7 @@ def test_tables_made_later(
     daemon.wait_for_event("source_connected")
     _both(route, "CREATE TABLE b (id int PRIMARY KEY)", "CREATE TABLE kept (id int PRIMARY KEY)")
     source_db.execute("INSERT INTO b VALUES (1); INSERT INTO a VALUES (1)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     target_db.execute("INSERT INTO kept VALUES (7)")
     source_db.execute("INSERT INTO b VALUES (2); CREATE TABLE c (id int PRIMARY KEY); INSERT INTO c VALUES (1)")
     source_db.execute("CREATE UNLOGGED TABLE d (id int PRIMARY KEY); INSERT INTO d VALUES (1)")
@@ -135,8 +131,7 @@ def test_tables_made_later(
         "kept": "it holds rows on the target already",
     }
     target_db.execute("CREATE TABLE absent (id int)")
-    done = run_command(route, "refresh", "--truncate")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "refresh", "--truncate", code=0)
     daemon.wait_caught_up()
     check_equal(route, "a", "b", "c", "d", "absent", "kept")
     assert _waiting(route) == []
@@ -222,8 +217,7 @@ def test_a_table_that_takes_the_name_of_a_copied_one_waits(
     assert "tables are not copied" in refused.stderr
     assert daemon.wait_for_event("table_waits")["relation"] == "public.t"
     assert [name for name, _ in _waiting(route)] == ["t"]
-    done = run_command(route, "refresh")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "refresh", code=0)
     source_db.execute("INSERT INTO t VALUES (0)")
     daemon.wait_caught_up()
     check_equal(route, "t")
@@ -263,19 +257,16 @@ def test_a_table_made_while_its_publication_was_not_read(
     source_db.execute(f"CREATE PUBLICATION pa FOR TABLE a; CREATE PUBLICATION pub FOR {published}")
     route = Route(source=source_db, target=target_db, settings={**FAST, "apply.workers": 2}, publication="pa")
     both = ("--publication", "pub")
-    done = run_command(route, "init", "--copy", *both)
-    assert done.returncode == 0, done.stderr
+    run_command(route, "init", "--copy", *both, code=0)
     daemon = start_daemon(route)
     daemon.wait_for_event("source_connected")
     _both(route, "CREATE TABLE t (id int PRIMARY KEY)")
     source_db.execute("INSERT INTO t SELECT * FROM generate_series(1, 1000); INSERT INTO a VALUES (1)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     daemon = start_daemon(route, *both)
     source_db.execute("INSERT INTO t VALUES (0)")
     assert daemon.wait_for_event("table_waits")["relation"] == "public.t"
-    done = run_command(route, "refresh", *both)
-    assert done.returncode == 0, done.stderr
+    run_command(route, "refresh", *both, code=0)
     _both(route, "CREATE TABLE later (id int PRIMARY KEY)")
     source_db.execute("INSERT INTO t VALUES (-1); INSERT INTO later VALUES (1)")
     daemon.wait_caught_up()
@@ -298,8 +289,7 @@ def test_a_table_made_while_its_publication_sent_no_inserts(
     source_db.execute("ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate')")
     source_db.execute("INSERT INTO t VALUES (0)")
     assert daemon.wait_for_event("table_waits")["relation"] == "public.t"
-    done = run_command(route, "refresh")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "refresh", code=0)
     _both(route, "CREATE TABLE later (id int PRIMARY KEY)")
     source_db.execute("INSERT INTO t VALUES (-1); INSERT INTO later VALUES (1)")
     daemon.wait_caught_up()

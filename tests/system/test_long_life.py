@@ -245,8 +245,7 @@ def test_f38_a_second_signal_aborts_a_blocked_drain(
         assert daemon.wait_for_event("drain_aborted")["reason"] == "a second signal"
         assert _state(route)[0] == "stopped"
     daemon = start_daemon(route, settings={"target.lease_wait_s": 20})
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)
 
 

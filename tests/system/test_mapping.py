@@ -45,8 +45,7 @@ def test_other_names_all_the_way(
 
     So do the metrics and the apply log, from which the report has them.
     """
-    done = run_command(route, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "init", "--copy", code=0)
     settings = {**LISTEN, "conflict.update_missing": "skip", "applylog.directory": str(tmp_path)}
     daemon = start_daemon(route, settings=settings)
     route.source.execute(
@@ -54,8 +53,7 @@ def test_other_names_all_the_way(
     )
     route.source.execute("TRUNCATE sales.evt; INSERT INTO sales.evt SELECT generate_series(1, 7)")
     daemon.wait_caught_up()
-    verified = run_command(route, "verify")
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    verified = run_command(route, "verify", code=0)
     assert "public.item (archive.item_2026 on the target): equal, 91 rows" in verified.stdout
     assert "sales.evt (shop.evt on the target): equal, 7 rows" in verified.stdout
     assert "public.plain: equal, 1 rows" in verified.stdout
@@ -68,8 +66,7 @@ def test_other_names_all_the_way(
     route.target.wait_until("SELECT count(*) = 1 FROM parapply.conflicts")
     shown = run_command(route, "conflicts show", "1").stdout
     assert "update_missing on public.item (archive.item_2026 on the target)" in shown
-    replayed = run_command(route, "conflicts replay", "1", "--yes")
-    assert replayed.returncode == 0, replayed.stderr
+    run_command(route, "conflicts replay", "1", "--yes", code=0)
     assert route.target.rows("SELECT v FROM archive.item_2026 WHERE id = 99") == [(2,)]
     both = {("public.item", "archive.item_2026"), ("sales.evt", "shop.evt")}
     assert Endpoint(daemon).samples()["parapply_table_target"] == dict.fromkeys(both, 1.0)

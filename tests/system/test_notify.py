@@ -48,8 +48,7 @@ def test_ready_and_stopping(pair: Pair, tmp_path: Path, is_abstract: bool) -> No
             f" WHERE application_name = '{pair.route.slot}'"
         )
         pair.write("INSERT INTO item VALUES (1, 0)")
-        daemon.wait_caught_up()
-        daemon.stop()
+        daemon.finish()
         rest = systemd.pending()
         assert any(one.get("STOPPING") == "1" for one in rest)
         assert not [one for one in rest if "READY" in one or "WATCHDOG" in one]

@@ -146,8 +146,7 @@ def test_no_code_runs_for_refresh_and_replay(
     assert run_command(route, "skip", "--lsn", lsn).returncode == 0
     daemon = Daemon(route)
     try:
-        daemon.wait_caught_up()
-        daemon.stop()
+        daemon.finish()
     finally:
         daemon.end()
     traced.on(route.target, code)

@@ -60,8 +60,7 @@ def test_what_overtook_is_repeated_as_the_same_set(pair: Pair, tmp_path: Path) -
     with _held(pair, first, workers=2, settings=settings) as daemon:
         pair.write("INSERT INTO u SELECT 1000 + n, 'a' || n FROM generate_series(1, 10) AS n")
         pair.target.wait_until(_HAS_ROLLED_BACK)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     assert [event["reason"] for event in daemon.events_of("batch_retried")] == ["23505"]
     assert not daemon.events_of("batch_split")
@@ -82,8 +81,7 @@ def test_what_a_late_key_frees_is_taken_whole_at_the_head(pair: Pair) -> None:
             "SELECT count(*) = 2 FROM pg_stat_activity WHERE datname = current_database()"
             " AND application_name LIKE 'parapply worker%' AND wait_event_type = 'Lock'"
         )
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     assert [event["reason"] for event in daemon.events_of("batch_retried")] == ["23505"]
     assert not daemon.events_of("batch_split")
@@ -110,8 +108,7 @@ def test_a_failure_that_passes_does_not_apply_the_second_half_twice(pair: Pair, 
         )
         daemon.wait_for_event("batch_retried")
         foreign.execute("COMMIT")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     assert [event["reason"] for event in daemon.events_of("batch_retried")] == ["57014"]
 
@@ -124,8 +121,7 @@ def test_one_conflict_costs_its_batch_a_few_parts(pair: Pair, order: str) -> Non
     pair.target.execute("INSERT INTO t VALUES (417, 'local')")
     with _held(pair, settings={"conflict.insert_exists": "skip", "apply.commit_order": order}) as daemon:
         pair.write(*(f"INSERT INTO t VALUES ({number}, 'remote')" for number in range(600)))
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     [split] = daemon.events_of("batch_split")
     assert split["n_transactions"] == 600
     assert 1 <= split["n_in_order"] <= _SMALLEST
@@ -148,8 +144,7 @@ def test_values_that_change_hands_inside_a_batch_need_the_source_order_only_ther
             f"BEGIN; {swap}; COMMIT",
             *(f"UPDATE t SET code = 'd{number}' WHERE id = {number}" for number in range(501, 601)),
         )
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     [split] = daemon.events_of("batch_split")
     assert split["n_transactions"] == 401

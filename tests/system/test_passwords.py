@@ -207,8 +207,7 @@ def test_a_command_that_fails_is_tried_again(
     ready.touch()
     daemon.wait_for_event("source_connected")
     made.source.execute("INSERT INTO evt VALUES (1)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(made, "evt")
     assert not [event for event in daemon.events if event["level"] == "error"]
     assert not [line for line in [refused.stderr, refused.stdout, *daemon.lines] if "geheim" in line]

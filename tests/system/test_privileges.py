@@ -125,19 +125,15 @@ def test_only_what_is_published_needs_a_privilege(
     try:
         lacking.source.execute("INSERT INTO item VALUES (100, 1)")
         until = ("--until", lacking.end_of_source_lsn())
-        refused = run_command(only, "run", *until, "--set", "conflict.insert_exists=apply_remote")
-        assert refused.returncode == 4
+        refused = run_command(only, "run", *until, "--set", "conflict.insert_exists=apply_remote", code=4)
         assert "lacks privileges on target table public.item: UPDATE, DELETE" in refused.stderr
-        done = run_command(only, "run", *until)
-        assert done.returncode == 0, done.stderr
+        run_command(only, "run", *until, code=0)
         lacking.target.execute("INSERT INTO item VALUES (101, 7)")
         lacking.source.execute("INSERT INTO item VALUES (101, 1)")
         until = ("--until", lacking.end_of_source_lsn())
-        stopped = run_command(only, "run", *until)
-        assert stopped.returncode == 5, stopped.stderr
+        stopped = run_command(only, "run", *until, code=5)
         assert "insert_exists on public.item, key (id): " in stopped.stderr
-        done = run_command(only, "run", *until, "--set", "conflict.insert_exists=skip")
-        assert done.returncode == 0, done.stderr
+        run_command(only, "run", *until, "--set", "conflict.insert_exists=skip", code=0)
         assert lacking.target.rows("SELECT outcome FROM parapply.conflicts") == [("skipped",)]
     finally:
         lacking.target.execute(f"GRANT UPDATE, DELETE ON item TO {roles['target']}")

@@ -33,8 +33,7 @@ def route(source_db: Database, target_db: Database, run_command: RunCommand) -> 
     target_db.execute("TRUNCATE acct")
     source_db.execute("ALTER PUBLICATION pub DROP TABLE evt")
     made = Route(source=source_db, target=target_db, settings={**FAST, "apply.workers": 2})
-    done = run_command(made, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    run_command(made, "init", "--copy", code=0)
     return made
 
 
@@ -50,8 +49,7 @@ def test_an_added_table_joins_under_load(route: Route, run_command: RunCommand, 
             environ = {"PARAPPLY_FAILPOINT": f"{point}:kill"}
             assert run_command(route, "refresh", environ=environ).returncode == -signal.SIGKILL
             load.wait_for_more(30)
-        done = run_command(route, "refresh")
-        assert done.returncode == 0, done.stderr
+        run_command(route, "refresh", code=0)
         load.wait_for_more(30)
         load.stop()
         daemon.wait_caught_up()
@@ -66,14 +64,11 @@ def test_a_table_is_copied_anew(route: Route, run_command: RunCommand, start_dae
     with BankLoad(route.source, seed=2) as load:
         load.wait_for_more(30)
         route.target.execute("INSERT INTO xfer VALUES (-1, 1, 1, 1)")
-        refused = run_command(route, "refresh", "--table", "public.xfer")
-        assert refused.returncode == 4
+        refused = run_command(route, "refresh", "--table", "public.xfer", code=4)
         assert "public.xfer hold rows already" in refused.stderr
-        done = run_command(route, "refresh", "--table", "public.xfer", "--truncate")
-        assert done.returncode == 0, done.stderr
+        run_command(route, "refresh", "--table", "public.xfer", "--truncate", code=0)
         load.wait_for_more(30)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "acct", "xfer")
 
 
@@ -89,16 +84,14 @@ def test_a_paused_table_stands_still_until_it_is_resumed(
     with BankLoad(route.source, seed=3) as load:
         load.wait_for_more(30)
         for _ in range(2):  # the second time there is nothing to do
-            paused = run_command(route, "pause", "public.xfer")
-            assert paused.returncode == 0, paused.stderr
+            run_command(route, "pause", "public.xfer", code=0)
         before = route.target.rows(held)
         load.wait_for_more(30)
         daemon.wait_caught_up()
         assert route.target.rows(held) == before != route.source.rows(held)
         assert "`parapply resume`: public.xfer" in run_command(route, "refresh").stdout
         assert "paused" in run_command(route, "status").stdout
-        resumed = run_command(route, "resume", "public.xfer")
-        assert resumed.returncode == 0, resumed.stderr
+        run_command(route, "resume", "public.xfer", code=0)
         load.wait_for_more(30)
     daemon.wait_caught_up()
     again = run_command(route, "resume", "public.xfer")
@@ -122,10 +115,8 @@ def test_a_table_that_waits_is_paused(route: Route, run_command: RunCommand, sta
     route.source.execute("INSERT INTO evt VALUES (1, 1); ALTER PUBLICATION pub ADD TABLE evt")
     daemon = start_daemon(route)
     assert daemon.wait_for_event("table_waits")["relation"] == "public.evt"
-    paused = run_command(route, "pause", "public.evt")
-    assert paused.returncode == 0, paused.stderr
-    resumed = run_command(route, "resume", "public.evt")
-    assert resumed.returncode == 0, resumed.stderr
+    run_command(route, "pause", "public.evt", code=0)
+    run_command(route, "resume", "public.evt", code=0)
     daemon.wait_caught_up()
     check_equal(route, "evt")
 
@@ -134,23 +125,20 @@ def test_a_table_is_renamed_while_it_is_paused(
     route: Route, run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:
     """The stream says no name of a table whose changes are left out; `status` has the one that `resume` takes."""
-    paused = run_command(route, "pause", "public.xfer")
-    assert paused.returncode == 0, paused.stderr
+    run_command(route, "pause", "public.xfer", code=0)
     for database in (route.source, route.target):
         database.execute("ALTER TABLE xfer RENAME TO moved")
     daemon = start_daemon(route)
     route.target.wait_until("SELECT EXISTS (SELECT FROM parapply.copies WHERE table_name = 'moved')")
     assert "public.moved" in run_command(route, "status").stdout
-    resumed = run_command(route, "resume", "public.moved")
-    assert resumed.returncode == 0, resumed.stderr
+    run_command(route, "resume", "public.moved", code=0)
     daemon.wait_caught_up()
 
 
 def test_a_table_that_is_missing_is_refused(route: Route, run_command: RunCommand) -> None:
     """The hint of `refresh`, of `resume` and of a copy that goes on names no option that only the first copy has."""
     route.source.execute("CREATE TABLE late (id int PRIMARY KEY); ALTER PUBLICATION pub ADD TABLE late")
-    done = run_command(route, "refresh")
-    assert done.returncode == 4
+    done = run_command(route, "refresh", code=4)
     assert done.stderr == "parapply: target: table public.late is missing. Hint: create what is missing\n"
 
 
@@ -192,8 +180,7 @@ def test_only_what_meets_the_copy_waits(route: Route, run_command: RunCommand, s
         assert route.target.rows("SELECT count(*) FROM xfer") == [(1,)]
         foreign.execute("COMMIT")
     copying.join(30)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "acct", "xfer", "evt")
 
 
@@ -228,8 +215,7 @@ def test_a_transaction_in_progress_spans_the_copy(
         large.execute("COMMIT")
     copying.join(30)
     route.source.execute("INSERT INTO evt VALUES (0, 0)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "acct", "xfer", "evt")
 
 
@@ -251,10 +237,8 @@ def test_a_truncate_of_a_table_that_a_paused_one_refers_to(
     daemon.wait_caught_up()
     assert target_db.rows("SELECT id FROM boss") == [(2,)]
     assert target_db.rows("SELECT id FROM clerk") == [(1,)]
-    resumed = run_command(route, "resume", "public.clerk")
-    assert resumed.returncode == 0, resumed.stderr
-    daemon.wait_caught_up()
-    daemon.stop()
+    run_command(route, "resume", "public.clerk", code=0)
+    daemon.finish()
     check_equal(route, "boss", "clerk")
 
 
@@ -270,16 +254,14 @@ def test_a_truncate_in_part_begins_with_the_children(
         database.execute(tables)
     source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     route = Route(source=source_db, target=target_db, settings={**FAST, "target.session_replication_role": "origin"})
-    done = run_command(route, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "init", "--copy", code=0)
     daemon = start_daemon(route)
     source_db.execute("INSERT INTO boss VALUES (1); INSERT INTO clerk VALUES (1, 1); INSERT INTO desk VALUES (1)")
     daemon.wait_caught_up()
     assert run_command(route, "pause", "public.desk").returncode == 0
     source_db.execute("TRUNCATE clerk, boss, desk")
     source_db.execute("INSERT INTO boss VALUES (2)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "boss", "clerk")
     assert target_db.rows("SELECT id FROM desk") == [(1,)]
 
@@ -305,10 +287,8 @@ def test_a_table_whose_refresh_was_killed_stops_no_other(
         held.unlink()
         assert copying.result().returncode == 0
     # Its rows are from the copy: no --truncate is needed.
-    done = run_command(route, "refresh")
-    assert done.returncode == 0, done.stderr
-    daemon.wait_caught_up()
-    daemon.stop()
+    run_command(route, "refresh", code=0)
+    daemon.finish()
     check_equal(route, "acct", "xfer", "evt")
 
 
@@ -350,6 +330,5 @@ def test_a_copy_begins_within_a_large_transaction(
         daemon.wait_for_event("table_awaited")
         done = refreshing.result()
     assert done.returncode == 0, done.stderr
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, "item", "evt", "wide")

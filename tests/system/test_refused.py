@@ -52,8 +52,7 @@ def check_refused(daemon: Daemon, code: int, *words: str) -> None:
 def _apply_and_stop(route: Route, start_daemon: StartDaemon, first: int = 1) -> None:
     daemon = start_daemon(route)
     commit_each(route.source, first, first + 9)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
 
 
 def test_what_is_not_as_it_was_is_refused(
@@ -274,7 +273,6 @@ def _check_password(plain: Route, start_daemon: StartDaemon, end: str, code: int
     daemon.wait_for_event(f"{end}_lost", count=2)
     commit_each(plain.source, 1, 50)
     guarded.execute(f"ALTER ROLE guarded PASSWORD '{_PASSWORD}'")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(plain)
     assert _PASSWORD not in "\n".join(daemon.lines)

@@ -201,8 +201,7 @@ def test_lower_limits_make_no_pieces_of_what_lies_above_the_watermark(
         second = pair.start_only(settings={**settings, **then})
         second.wait_for_event("daemon_started")
         pair.target.execute(_END_WORKERS)
-    second.wait_caught_up()
-    second.stop()
+    second.finish()
     pair.check_equal()
 
 
@@ -224,6 +223,5 @@ def test_what_lies_above_the_watermark_and_comes_in_pieces_is_left_out_at_its_en
         second = pair.start_only("--publication", "more", settings=settings)
         second.wait_for_event("daemon_started")
         pair.target.execute(_END_WORKERS)
-    second.wait_caught_up()
-    second.stop()
+    second.finish()
     assert pair.target.rows("SELECT count(*), count(DISTINCT n) FROM evt") == [(2000, 2000)]

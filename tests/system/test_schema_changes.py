@@ -55,8 +55,7 @@ def inserting(source: Database) -> Iterator[threading.Event]:
 
 def check_went_on(daemon: Daemon) -> None:
     """Fail unless a daemon ends in order, without errors, in its first epoch."""
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert [event for event in daemon.events if event.get("level") == "error"] == []
     assert len(daemon.events_of("source_connected")) == 1
 
@@ -166,8 +165,7 @@ def test_t71_a_name_that_changes_hands_inside_a_transaction(pair: Pair, pg_major
         pair.check_stopped(daemon, code=3, says="was never announced")
         pair.drain()
     else:
-        daemon.wait_caught_up()
-        daemon.stop()
+        daemon.finish()
     found = [pair.target.rows(f"SELECT id FROM {schema}.s ORDER BY id") for schema in ("one", "two")]
     assert found == [[(1,), (2,)], [(3,)]]
 

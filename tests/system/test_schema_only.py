@@ -67,8 +67,7 @@ def test_rows_are_left_out(route: Route, run_command: RunCommand, start_daemon: 
     """No copy, change, TRUNCATE, refresh or verify concerns them, also after a kill; status names them."""
     if not is_copy:
         route.target.execute("INSERT INTO item VALUES (1, 0), (2, 0)")
-    done = run_command(route, "init", *(["--copy", "--truncate"] if is_copy else []))
-    assert done.returncode == 0, done.stderr
+    done = run_command(route, "init", *(["--copy", "--truncate"] if is_copy else []), code=0)
     assert _NAMED in done.stdout
     _check(route)
     daemon = start_daemon(route, settings={**LISTEN, "apply.memory_limit_bytes": 16 << 20})
@@ -84,13 +83,11 @@ def test_rows_are_left_out(route: Route, run_command: RunCommand, start_daemon: 
     assert _NAMED in run_command(route, "status").stdout
     copies = json.loads(run_command(route, "status", "--json").stdout)["copies"]
     assert {one["table_name"] for one in copies if one["reason"] == SCHEMA_ONLY} == {"audit", "log"}
-    verified = run_command(route, "verify", "--json")
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    verified = run_command(route, "verify", "--json", code=0)
     assert "schema only, not compared: public.audit, public.log" in verified.stderr
     assert json.loads(verified.stdout)["tables_not_compared"] == ["public.audit", "public.log"]
     if is_copy:
-        again = run_command(route, "refresh")
-        assert again.returncode == 0, again.stderr
+        again = run_command(route, "refresh", code=0)
         assert _NAMED in again.stdout
     daemon.stop()
     _check(route)
@@ -111,8 +108,7 @@ def test_a_table_that_gets_rows_again_waits_for_a_copy(
     assert daemon.wait_for_event("table_waits")["relation"] == "public.audit"
     daemon.wait_caught_up()
     assert route.target.rows("SELECT * FROM audit") == [(77, None, 77)]
-    done = run_command(route, "refresh", "--table", "public.audit", "--truncate")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "refresh", "--table", "public.audit", "--truncate", code=0)
     route.source.execute("UPDATE audit SET v = v + 1; UPDATE item SET v = v + 1")
     daemon.wait_caught_up()
     for table in ("item", "audit"):
@@ -123,8 +119,7 @@ def test_a_table_that_gets_rows_again_waits_for_a_copy(
     # And the other way round: one that was copied, and for which a row was left out, waits after that.
     daemon = start_daemon(left)
     route.source.execute("INSERT INTO audit VALUES (50, 1, 1)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     daemon = start_daemon(route)
     route.source.execute("INSERT INTO audit VALUES (51, 1, 1)")
     daemon.wait_caught_up()
@@ -145,8 +140,7 @@ def test_a_partition_that_leaves_one_waits(route: Route, run_command: RunCommand
     daemon.wait_caught_up()
     assert daemon.wait_for_event("table_waits")["relation"] == "public.log_1"
     assert route.target.rows("SELECT * FROM log_1") == [(7, 7)]
-    done = run_command(route, "refresh", "--table", "public.log_1", "--truncate")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "refresh", "--table", "public.log_1", "--truncate", code=0)
     daemon.wait_caught_up()
     check_equal(route, "log_1")
 
@@ -165,8 +159,7 @@ def test_check_names_them_and_refuses_other_names(route: Route, run_command: Run
         assert "a physical copy has what `replace`, `omit` and sch" in run_command(route, "seed", *option).stderr
     wrong = Route(source=route.source, target=route.target, settings={**FAST, "mapping.schema_only": "public.audits"})
     n_slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
-    refused = run_command(wrong, "init")
-    assert refused.returncode == _TARGET_REFUSED, refused.stderr
+    refused = run_command(wrong, "init", code=_TARGET_REFUSED)
     assert "public.audits is no published table; did you mean public.audit?" in refused.stderr
     assert route.source.rows(n_slots) == [(1,)]
 
@@ -191,8 +184,7 @@ def test_migrate_makes_them_and_commands_reach_them(
     route = Route(
         source=source_db, target=target_db, settings={**settings, "mapping.schema_only": "public.audit,public.log_1"}
     )
-    done = run_command(route, "migrate", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_command(route, "migrate", *options, code=0)
     assert "2 schema only: public.audit, public.log_1" in done.stdout
     assert "schema only, so their rows are left out: 2 tables: public.audit, public.log_1" in done.stdout
     daemon = start_daemon(route)

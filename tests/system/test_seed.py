@@ -136,8 +136,7 @@ def test_a_standby_promoted_under_load_becomes_a_target(
     source, copy = _publisher(own_servers), own_servers("copy")
     made = _route(source, copy, source__two_phase=two_phase)
     with Writers(source).running() as writers:
-        prepared = run_command(made, "seed", "--prepare")
-        assert prepared.returncode == 0, prepared.stderr
+        run_command(made, "seed", "--prepare", code=0)
         again = run_command(made, "seed", "--prepare")
         assert (again.returncode, "made" in again.stdout) == (0, False), again.stderr
         base_backup(_own(source), copy)
@@ -156,16 +155,14 @@ def test_a_standby_promoted_under_load_becomes_a_target(
             for command in ("run", "init"):
                 refused = run_command(made, command)
                 assert "is a physical copy of the publisher" in refused.stdout + refused.stderr, refused.stderr
-            refused = run_command(made, "seed")
-            assert refused.returncode == _TARGET_REFUSED
+            refused = run_command(made, "seed", code=_TARGET_REFUSED)
             assert "2 prepared came along (kept, not kept)" in refused.stderr
             for point in failpoints.SEED_NAMES:
                 killed = run_command(
                     made, "seed", "--clean", "prepared", environ={"PARAPPLY_FAILPOINT": f"{point}:kill"}
                 )
                 assert killed.returncode == -signal.SIGKILL, (point, killed.stdout, killed.stderr)
-            done = run_command(made, "seed", "--clean", "prepared")
-            assert done.returncode == 0, done.stderr
+            done = run_command(made, "seed", "--clean", "prepared", code=0)
             assert "nothing to copy" in done.stdout
             assert made.target.rows("SELECT count(*) FROM pg_prepared_xacts") == [(0,)]
             daemon = start_daemon(made)
@@ -175,8 +172,7 @@ def test_a_standby_promoted_under_load_becomes_a_target(
         source.execute("ROLLBACK PREPARED 'not kept'")
         writers.wait_for_more(50)
     daemon.wait_caught_up()
-    verified = run_command(made, "verify", "--sampled", "3")
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    run_command(made, "verify", "--sampled", "3", code=0)
     daemon.stop()
     check_equal(made, "item", "evt", "big")
     assert made.target.rows("SELECT count(*) FROM big WHERE id < 10") == [(1,)]
@@ -198,8 +194,7 @@ def test_a_backup_recovered_to_an_lsn_joins_there(
         base_backup(_own(source), old)
         follow(_own(source), old)
         _promote(old)
-        prepared = run_command(made, "seed", "--prepare")
-        assert prepared.returncode == 0, prepared.stderr
+        run_command(made, "seed", "--prepare", code=0)
         refused = run_command(early, "seed")
         assert (refused.returncode, "is missing on the copy" in refused.stderr) == (_SOURCE_REFUSED, True)
         assert early.target.rows("SELECT to_regnamespace('parapply')") == [(None,)]
@@ -214,8 +209,7 @@ def test_a_backup_recovered_to_an_lsn_joins_there(
         ((lsn,),) = source.rows("SELECT pg_current_wal_insert_lsn()::text")
         follow(_own(source), copy, recovery_target_lsn=lsn, recovery_target_action="promote")
         made.target.wait_until("SELECT NOT pg_is_in_recovery()")
-        dry = run_command(made, "seed", "--dry-run")
-        assert dry.returncode == 0, dry.stderr
+        dry = run_command(made, "seed", "--dry-run", code=0)
         assert "UNLOGGED tables are empty here, and the stream does not bring them: public.scratch" in dry.stdout
         assert made.target.rows("SELECT to_regnamespace('parapply')") == [(None,)]
         with made.target.connect() as session:
@@ -223,8 +217,7 @@ def test_a_backup_recovered_to_an_lsn_joins_there(
         made.target.wait_until("SELECT n_tup_ins > 0 FROM pg_stat_user_tables WHERE relname = 'item'")
         refused = run_command(made, "seed")
         assert (refused.returncode, "have written to published" in refused.stderr) == (_TARGET_REFUSED, True)
-        done = run_command(made, "seed", "--despite", "writes")
-        assert done.returncode == 0, done.stderr
+        done = run_command(made, "seed", "--despite", "writes", code=0)
         assert made.target.rows(f"SELECT '{_joins_at(done.stdout)}'::pg_lsn >= '{lsn}'") == [(True,)]
         source.execute("ALTER PUBLICATION app DROP TABLE big")
         source.execute("INSERT INTO big VALUES (1, 'not sent')")
@@ -237,8 +230,7 @@ def test_a_backup_recovered_to_an_lsn_joins_there(
     _own(source).start()
     daemon = start_daemon(made)
     daemon.wait_for_event("table_waits")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(made)
     assert made.target.rows("SELECT table_name FROM parapply.copies WHERE state = 'waiting'") == [("big",)]
 
@@ -291,15 +283,13 @@ def test_what_came_along_is_refused_by_name_and_cleaned(
     _promote(copy)
     wrong = run_command(made, "seed", "--despite", "prepared")
     assert (wrong.returncode, "seed cannot go on with that" in wrong.stderr) == (2, True)
-    refused = run_command(made, "seed")
-    assert refused.returncode == _TARGET_REFUSED
+    refused = run_command(made, "seed", code=_TARGET_REFUSED)
     for text in ("1 subscriptions came along (su)", "1 slots came along (app)", "1 jobs came along (7)",
                  "1 states came along (into)"):  # fmt: skip
         assert text in refused.stderr, refused.stderr
     _check_refused_on_17(made, lambda config: seed(config, SeedOptions()), monkeypatch)
-    done = run_command(made, "seed", *[word for kind in ("subscriptions", "slots", "jobs", "states", "publications")
-                                       for word in ("--clean", kind)])  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_command(made, "seed", *[word for kind in ("subscriptions", "slots", "jobs", "states", "publications")
+                                       for word in ("--clean", kind)], code=0)  # fmt: skip
     left = (
         "SELECT (SELECT count(*) FROM pg_subscription WHERE subenabled OR subslotname IS NOT NULL),"
         " (SELECT count(*) FROM pg_publication), (SELECT count(*) FROM cron.job WHERE active),"
@@ -333,20 +323,17 @@ def _check_refused_on_17(
 
 def _cut_over_and_follow(made: Route, run_command: RunCommand, start_daemon: StartDaemon, tmp_path: Path) -> None:
     """Let the copy take the writes, and the publisher follow it."""
-    printed = run_command(made, "cutover", "--print-reverse")
-    assert printed.returncode == 0, printed.stderr
+    printed = run_command(made, "cutover", "--print-reverse", code=0)
     path = tmp_path / "back.toml"
     path.write_text(printed.stdout, encoding="utf-8")
-    done = run_command(made, "cutover", "--reverse", str(path))
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_command(made, "cutover", "--reverse", str(path), code=0)
     back = Route(
         source=made.target, target=made.source, source_dsn=made.target_dsn, target_dsn=made.source_dsn,
         slot=_reverse(printed.stdout, "slot"), publication=_reverse(printed.stdout, "publications"), settings=FAST,
     )  # fmt: skip
     daemon = start_daemon(back)
     made.target.execute("INSERT INTO item VALUES (-3, 3)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(made)
     assert made.source.rows("SELECT v FROM item WHERE id = -3") == [(3,)]
 
@@ -371,8 +358,7 @@ def test_a_copy_is_upgraded_and_takes_over(
         follow(server, old)
         writers.wait_for_more(50)
         _promote(old)
-        done = run_command(made, "seed")
-        assert done.returncode == 0, done.stderr
+        run_command(made, "seed", code=0)
         upgrade(old, new)
         upgraded = _route(source, new)
         again = run_command(upgraded, "seed")
@@ -381,7 +367,6 @@ def test_a_copy_is_upgraded_and_takes_over(
         daemon.wait_for_event("source_connected")
         writers.wait_for_more(50)
     daemon.wait_caught_up()
-    verified = run_command(upgraded, "verify")
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    run_command(upgraded, "verify", code=0)
     check_equal(upgraded)
     _cut_over_and_follow(upgraded, run_command, start_daemon, tmp_path)

@@ -201,8 +201,7 @@ def test_what_the_role_lacks_is_named(
     with named("T-62"):
         route.target.execute(f"REVOKE SET ON PARAMETER session_replication_role FROM {plain_role}")
         assert grant in refused()
-        done = run_command(route, "init")
-        assert done.returncode == _TARGET_REFUSED
+        done = run_command(route, "init", code=_TARGET_REFUSED)
         assert grant in done.stderr
         assert done.stderr.count("\n") == 1
         route.target.execute(f"{grant} TO {plain_role}")
@@ -218,8 +217,7 @@ def test_what_the_role_lacks_is_named(
         assert "SELECT" not in line
         route.target.execute(f"ALTER ROLE {plain_role} BYPASSRLS")
     daemon = start_daemon(route)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)
 
 

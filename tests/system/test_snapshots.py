@@ -103,8 +103,7 @@ async def test_a_snapshot_equals_the_source_at_its_lsn(
                 found = {one for (one,) in _in_snapshot(target_db, taken.name, "SELECT id FROM xfer")}
                 assert load.ids_up_to(taken.at_lsn) <= found
                 assert _in_snapshot(target_db, taken.name, _TORN) == []
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
 
 
 async def test_a_large_transaction_that_has_begun_to_come_is_in_no_snapshot_of_before_it(
@@ -134,8 +133,7 @@ async def test_a_large_transaction_that_has_begun_to_come_is_in_no_snapshot_of_b
         await asyncio.to_thread(target_db.wait_until, _SNAPSHOT_HAS_BEGUN)
     with pytest.raises(TargetRefused, match="is in the past"):
         await taking
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
 
 
 @contextmanager
@@ -214,8 +212,9 @@ async def test_what_those_who_ask_are_told(
     async with snapshots([_config(route)], lsn=after, timeout_s=_TIMEOUT_S) as (taken,):
         assert taken.at_lsn == after
 
-    done = run_command(route, "snapshot", "--json", "--", "sh", "-c", 'echo "$PARAPPLY_SNAPSHOT $PARAPPLY_LSN"; exit 7')
-    assert done.returncode == 7, done.stderr
+    done = run_command(
+        route, "snapshot", "--json", "--", "sh", "-c", 'echo "$PARAPPLY_SNAPSHOT $PARAPPLY_LSN"; exit 7', code=7
+    )
     document, said = done.stdout.splitlines()
     (shown,) = json.loads(document)
     assert said == f"{shown['snapshot']} {shown['at_lsn']}"
@@ -235,8 +234,7 @@ async def test_what_those_who_ask_are_told(
         async with snapshots([_config(route)], choose=choose, timeout_s=_TIMEOUT_S):
             pass
     source_db.execute("INSERT INTO evt VALUES (2, 2)")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert target_db.rows("SELECT count(*) FROM evt") == [(2,)]
 
 

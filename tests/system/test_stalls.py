@@ -57,8 +57,7 @@ def test_t30_a_foreign_session_between_head_and_later_batch(route: Route, start_
         foreign.execute(f"SET LOCAL statement_timeout = '{_STALL_TIMEOUT_S}s'".encode())
         pool.submit(foreign.execute, b"SELECT FROM item WHERE id = 2 FOR UPDATE").result()
         daemon.wait_for_event("stall_broken")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)
 
 
@@ -114,8 +113,7 @@ def test_who_holds_a_batch_up_is_told(route: Route, start_daemon: StartDaemon) -
         words = rf"SELECT reason ~ 'blocked for \d+ s by a lock held by pid {pid}' FROM parapply.progress"
         route.target.wait_until(words)
     assert daemon.wait_for_event("batch_unblocked")["wait_s"] >= 5
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)
 
 
@@ -126,8 +124,7 @@ def test_t70_a_blocked_transaction_is_skipped(route: Route, start_daemon: StartD
     """
     route.source.execute("INSERT INTO item VALUES (1, 0), (2, 0), (3, 0)")
     daemon = start_daemon(route)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     for item in (1, 2, 3):
         route.source.execute(f"UPDATE item SET v = 1 WHERE id = {item}")
     ends = ends_of(route)
@@ -161,8 +158,7 @@ def test_t70_a_blocked_large_transaction_is_skipped(
     route.source.execute("ALTER PUBLICATION pub ADD TABLE wide")
     route.source.execute("INSERT INTO item VALUES (2, 0), (0, 0)")
     daemon = start_daemon(route)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     route.source.execute("UPDATE item SET v = 1 WHERE id = 0")
     route.source.execute(
         "BEGIN; UPDATE item SET v = 1 WHERE id = 2;"
@@ -244,8 +240,7 @@ _LOCKED = "LOCK TABLE pg_publication IN ACCESS EXCLUSIVE MODE"
 def test_what_waits_on_the_publisher_is_told(route: Route, start_daemon: StartDaemon, run_command: RunCommand) -> None:
     """A session of the daemon's there that waits is in its log, its metrics and the status, with who holds it."""
     daemon = start_daemon(route)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     with foreign_transaction(route.source, _LOCKED) as foreign:
         daemon = start_daemon(route, settings=LISTEN)
         told = daemon.wait_for_event("session_blocked")

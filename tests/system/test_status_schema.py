@@ -24,8 +24,7 @@ _TABLES = "CREATE TABLE item (id int PRIMARY KEY, v int)"
 
 def _check(run_command: RunCommand, route: Route) -> dict[str, Any]:
     """Return the document, which must be valid, with each field of its types and no other."""
-    done = run_command(route, "status", "--json")
-    assert done.returncode == 0, done.stderr
+    done = run_command(route, "status", "--json", code=0)
     found: dict[str, Any] = json.loads(done.stdout)
     jsonschema.validate(found, schema(), jsonschema.Draft202012Validator)
     assert msgspec.to_builtins(msgspec.convert(found, StatusDocument)) == found
@@ -35,8 +34,7 @@ def _check(run_command: RunCommand, route: Route) -> dict[str, Any]:
 def test_the_schema_is_printed_and_describes_every_field(run_command: RunCommand, route: Route) -> None:
     """The command needs no server for it; it is a schema, and each field says what it is."""
     away = Route(source=route.source, target=route.target, source_dsn="host=192.0.2.1", target_dsn="host=192.0.2.1")
-    done = run_command(away, "status", "--json-schema")
-    assert done.returncode == 0, done.stderr
+    done = run_command(away, "status", "--json-schema", code=0)
     printed = json.loads(done.stdout)
     jsonschema.Draft202012Validator.check_schema(printed)
     assert printed == schema()
@@ -61,8 +59,7 @@ def route(source_db: Database, target_db: Database) -> Route:
 
 def test_every_state_of_a_slot_is_valid(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
     """Before the slot is made, before its first daemon, with one of everything, with an end away, and afterwards."""
-    done = run_command(route, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "init", "--copy", code=0)
     assert _check(run_command, route)["started_at"] is None
     daemon = start_daemon(route)
     route.source.execute("INSERT INTO item VALUES (1, 0), (2, 0)")
@@ -102,8 +99,7 @@ def test_every_state_of_a_slot_is_valid(route: Route, run_command: RunCommand, s
         assert _check(run_command, away)["source"].keys() == running["source"].keys()
     finally:
         route.source.execute("ROLLBACK PREPARED 'schema-test'")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     stopped = _check(run_command, route)
     assert (stopped["workers"], stopped["limits"], stopped["state"]) == ([], None, "stopped")
     assert stopped.keys() == running.keys()

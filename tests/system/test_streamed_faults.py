@@ -105,8 +105,7 @@ def test_f35_killed_inside_a_stream(
         route.target.wait_until(_is_there(route, 1))
         if settings is not _KEEP:
             session.execute("COMMIT")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, *_ALL)
     assert set(_modes(tmp_path / "log")) == {"set", "spilled" if settings is _KEEP else "streamed"}
 
@@ -174,8 +173,7 @@ def test_f21_a_full_disk_stops_that_transaction_only(route: Route, start_daemon:
         session.execute("COMMIT")
     assert "make room" in str(daemon.wait_for_event("source_lost")["error"])
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, unlimited)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, *_ALL)
 
 
@@ -190,8 +188,7 @@ def test_f21_the_limit_of_all_files(route: Route, start_daemon: StartDaemon, tmp
         assert "apply.spill_limit_bytes = 1048576 is reached" in daemon.wait_for_event("spill_failed")["error"]
         session.execute("ROLLBACK")
         session.execute(fill("evt", 9001))
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, *_ALL)
     assert not daemon.events_of("source_lost")
 
@@ -217,8 +214,7 @@ def test_f21_what_finds_no_room_comes_whole(route: Route, start_daemon: StartDae
         session.execute(fill("item", 1))
         daemon.wait_for_event("stream_followed", count=n_followed + 1)
         session.execute("COMMIT")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, *_ALL)
     route.target.wait_until("SELECT reason = 'stopped by a signal' FROM parapply.progress")
     assert len(daemon.events_of("streaming_paused")) == 1
@@ -246,8 +242,7 @@ def test_two_daemons_share_a_directory(
         daemons[0] = start_daemon(route, settings=more)
         session.execute("COMMIT")
     for one, daemon in zip((route, other), daemons, strict=True):
-        daemon.wait_caught_up()
-        daemon.stop()
+        daemon.finish()
         check_equal(one, *_ALL)
     assert list(tmp_path.iterdir()) == []
 
@@ -272,7 +267,6 @@ def test_relaxed_nobody_waits_for_the_end_of_a_transaction_in_progress(route: Ro
         session.execute("ROLLBACK TO a")
         session.execute(fill("loose", 5001))
         session.execute("COMMIT")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route, *_ALL, "loose")
     assert wait_spilled(daemon, xid) == "it was in the way of an earlier transaction"

@@ -221,8 +221,7 @@ def _slot_id(route: Route) -> int:
     """Have a daemon make the state of a slot, and return its id, which locks and origins show to every role."""
     daemon = Daemon(route)
     try:
-        daemon.wait_caught_up()
-        daemon.stop()
+        daemon.finish()
     finally:
         daemon.end()
     return int(route.target.rows(f"SELECT slot_id FROM parapply.slots WHERE slot_name = '{route.slot}'")[0][0])

@@ -53,8 +53,7 @@ def test_once(pair: Pair, run_command: RunCommand) -> None:
     with foreign_transaction(pair.target, "SELECT FROM item WHERE id = 1 FOR UPDATE"):
         pair.write("UPDATE item SET v = 1 WHERE id = 1", "UPDATE item SET v = 2 WHERE id = 1", "DELETE FROM evt")
         pair.target.wait_until("SELECT count(*) > 0 FROM parapply.workers WHERE waits_for LIKE '%lock%'")
-        done = run_command(pair.route, "top", "--once", environ={"COLUMNS": "80"})
-        assert done.returncode == 0, done.stderr
+        done = run_command(pair.route, "top", "--once", environ={"COLUMNS": "80"}, code=0)
         assert max(map(len, done.stdout.splitlines())) <= 80
         assert f"slot {pair.route.slot}  running" in done.stdout
         assert "a lock held by pid" in done.stdout
@@ -83,8 +82,7 @@ def test_what_limits_now(pair: Pair, run_command: RunCommand) -> None:
         assert "look at the sessions that hold the locks" in _shown(
             pair, run_command, "top --once", "locks of other sessions"
         )
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert json.loads(run_command(pair.route, "status", "--json").stdout)["limits"] is None
 
 
@@ -147,8 +145,7 @@ def test_what_cannot_be_shown_is_one_line(pair: Pair, run_command: RunCommand) -
     """An unknown slot is exit 4; no terminal is exit 2 and says --once."""
     done = run_command(pair.route, "top", "--once")
     assert (done.returncode, done.stderr.count("\n")) == (_TARGET_REFUSED, 1)
-    done = run_command(pair.route, "top")
-    assert done.returncode == _USAGE
+    done = run_command(pair.route, "top", code=_USAGE)
     assert "--once" in done.stderr
 
 

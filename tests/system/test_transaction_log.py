@@ -50,8 +50,7 @@ def test_killed_in_mid_line(route: Route, start_daemon: StartDaemon, tmp_path: P
         stream.write(whole.splitlines()[0][:50])  # what a crash in the middle of a write leaves
     second = start_daemon(route, settings=settings)
     route.source.execute("INSERT INTO note VALUES (3)")
-    second.wait_caught_up()
-    second.stop()
+    second.finish()
     names = sorted(tmp_path.iterdir())
     assert [name.suffix for name in names] == [".jsonl", ".jsonl"]
     assert path.with_suffix("").read_bytes() == whole
@@ -85,8 +84,7 @@ def test_what_runs_alone_says_so(route: Route, start_daemon: StartDaemon, tmp_pa
         connection.execute("INSERT INTO item VALUES ('p', 1)")
         connection.execute("PREPARE TRANSACTION 'logged'")
         connection.execute("COMMIT PREPARED 'logged'")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     (path,) = tmp_path.iterdir()
     records = [read_record(line) for line in path.read_bytes().splitlines()]
     batches = {one.seq: one for one in records if isinstance(one, BatchRecord)}

@@ -55,8 +55,7 @@ def test_t19_a_table_that_keeps_failing_has_its_batches_follow_one_another(pair:
     )
     # As many batches as the penalty, and more.
     pair.write(*(f"UPDATE u SET v = {number} WHERE id = 3" for number in range(300)))
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     assert [event["value"] for event in daemon.events_of("table_trust")][-1] == "trusted"
     assert not daemon.events_of("batch_failed")

@@ -212,8 +212,7 @@ def test_a_stream_gives_way_to_what_is_prepared(pair: Pair) -> None:
     assert daemon.wait_for_event("stream_spilled")
     for gid in ("stream", "row"):
         decide(pair.source, gid, "COMMIT")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert pair.target.rows("SELECT count(*), min(v) FILTER (WHERE id = 5000) FROM t") == [(601, "kept")]
     check_nothing_is_left(pair.target)
 
@@ -265,8 +264,7 @@ def test_023_twophase_stream(pair: Pair, workers: int) -> None:
         _decide(pair, daemon, what, gid="test_prepared_tab")
         assert pair.target.rows(_COUNTS) == [(rows, rows, rows)], (what, between)
         pair.write("DELETE FROM test_tab WHERE a > 2")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert bool(daemon.events_of("stream_followed")) is (workers > 1)
     assert pair.target.rows(_COUNTS) == [(2, 2, 2)]
     check_nothing_is_left(pair.target)
@@ -286,7 +284,6 @@ def test_of_twins_a_prepared_transaction_holds_only_its_own(pair: Pair) -> None:
     daemon.wait_caught_up()
     assert pair.target.rows("SELECT v FROM twin ORDER BY v") == [("x",), ("y",)]
     decide(pair.source, "twin", "COMMIT")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert pair.target.rows("SELECT v FROM twin") == [("y",)]
     check_nothing_is_left(pair.target)

@@ -90,8 +90,7 @@ class Run:
 
     def check(self, daemon: Daemon) -> None:
         """Let the daemon finish, then compare."""
-        daemon.wait_caught_up()
-        daemon.stop()
+        daemon.finish()
         if self.shape.event:
             assert any(one.events_of(self.shape.event) for one in self._daemons), f"never {self.shape.event}"
         self.pair.check_equal()

@@ -66,8 +66,7 @@ def _roll_back(pair: Pair, *statements: str) -> None:
 
 def _check(pair: Pair, daemon: Daemon, *, left_out: int) -> None:
     """Let the daemon catch up, then compare; as many PREPAREs were left out by this daemon."""
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     check_nothing_is_left(pair.target)
     assert len(daemon.events_of("prepare_left_out")) == left_out
@@ -101,8 +100,7 @@ def test_a_part_that_comes_whole(pair: Pair) -> None:
     _roll_back(pair, *_UNDONE)
     _roll_back(pair, "INSERT INTO n VALUES (2)")
     daemon = pair.start(settings={**settings, "apply.commit_order": "relaxed"})
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.source.execute(f"ALTER DATABASE {pair.source.dbname} SET logical_decoding_work_mem = '4MB'")
     _roll_back(pair, *_LARGE)
     pair.write("INSERT INTO n VALUES (1)")
@@ -146,8 +144,7 @@ def test_only_a_rollback_is_left_out(pair: Pair) -> None:
     pair.check_stopped(daemon, code=5, says="update_missing")
     decide(pair.source, "a", "ROLLBACK")
     again = pair.start(settings=TWO_PHASE)
-    again.wait_caught_up()
-    again.stop()
+    again.finish()
     assert n_prepared(pair.target) == 0
     check_nothing_is_left(pair.target)
 

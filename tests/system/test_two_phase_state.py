@@ -185,8 +185,7 @@ def test_t37_a_prepared_transaction_in_the_way(pair: Pair, pg_major: int) -> Non
     pair.target.wait_until(f"SELECT '{waits}' = ANY (SELECT waits_for FROM parapply.workers)")
     decide(pair.source, "a", "ROLLBACK")
     assert daemon.wait_for_event("rolled_back_early")["gid"] == [gid]
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     check_nothing_is_left(pair.target)
 
@@ -221,8 +220,7 @@ async def test_an_outcome_that_another_session_is_ending(
             target.execute("ALTER SYSTEM RESET synchronous_standby_names")
             target.execute("SELECT pg_reload_conf()")
         ending.result()
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     check_nothing_is_left(target)
 

@@ -120,8 +120,7 @@ def test_a_time_between_a_prepare_and_its_outcome(pair: Pair) -> None:
         assert n_prepared(pair.target) == 0
     assert pair.target.rows("SELECT count(*) FROM t") == [(0,)]
     daemon = pair.start(settings={**TWO_PHASE, **LARGE.settings})
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     check_nothing_is_left(pair.target)
 
@@ -151,8 +150,7 @@ def test_t58_prepared_before_and_streamed_afterwards(pair: Pair) -> None:
             decide(pair.source, gid, what)
         for other in others:
             other.execute("COMMIT")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     assert len(prepared & {event["xid"] for event in daemon.events_of("stream_followed")}) > 0
     pair.check_equal()
     check_nothing_is_left(pair.target)
@@ -230,8 +228,7 @@ def test_two_phase_is_not_switched_off_with_something_prepared(pair: Pair, start
     daemon = pair.start(settings={**TWO_PHASE, **LARGE.settings})
     for gid, what in (("a", "COMMIT"), ("b", "ROLLBACK"), ("c", "COMMIT")):
         decide(pair.source, gid, what)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()
     check_nothing_is_left(pair.target)
 

@@ -133,8 +133,7 @@ def test_t17_a_table_copied_again_does_not_go_back(
     daemons = both.start({**_LAST, **policies})
     both.check_equal(daemons)
     tables = ("--table", "public.t", "--table", "public.u", "--truncate")
-    done = run_command(both.routes[0], "refresh", *tables, "--set", "source.origin=none")
-    assert done.returncode == 0, done.stderr
+    run_command(both.routes[0], "refresh", *tables, "--set", "source.origin=none", code=0)
     written = (
         "SELECT count(DISTINCT w.timestamp), pg_catalog.bool_and(o.roname LIKE 'parapply%copy%') FROM"
         " (SELECT xmin FROM t UNION ALL SELECT xmin FROM u) AS r, pg_xact_commit_timestamp_origin(r.xmin) AS w"
@@ -154,8 +153,7 @@ def test_t17_a_table_copied_again_does_not_go_back(
     )
     one.execute("UPDATE t SET v = 'b' WHERE id = 2")
     daemons[0].wait_caught_up()
-    replayed = run_command(both.routes[0], "conflicts replay", "--yes", "--type", "update_missing")
-    assert replayed.returncode == 0, replayed.stderr
+    run_command(both.routes[0], "conflicts replay", "--yes", "--type", "update_missing", code=0)
     one.execute("UPDATE t SET v = 'c' WHERE id = 2")
     both.check_equal(daemons)
     assert one.rows("SELECT v FROM t WHERE id = 2") == [("c",)]
@@ -189,8 +187,7 @@ def test_t17_without_the_privilege_the_daemon_says_what_will_not_work(
     warning = daemon.wait_for_event("origin_missing")
     assert "pg_replication_origin" in warning["error"]
     assert "GRANT EXECUTE ON FUNCTION pg_replication_origin_create, " in warning["hint"]
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     refused = start_daemon(route, settings={**QUICK, "conflict.update_origin_differs": "keep_local"})
     assert refused.exit_code(30) == 4
     assert 'conflict.update_origin_differs = "keep_local" needs replication origins' in refused.failure
@@ -202,8 +199,7 @@ def test_t17_without_the_privilege_the_daemon_says_what_will_not_work(
     assert target_db.rows("SELECT lacks_origins FROM parapply.slots") == [(False,)]
     # So would what is replayed.
     replay = ("conflicts replay", "--yes", "--type", "insert_exists")
-    kept = run_command(route, *replay, "--set", "source.origin=none")
-    assert kept.returncode == 4
+    kept = run_command(route, *replay, "--set", "source.origin=none", code=4)
     assert 'target: source.origin = "none" needs replication origins' in kept.stderr
     assert "GRANT EXECUTE ON FUNCTION" in kept.stderr
     assert target_db.rows("SELECT v FROM t WHERE id = 2") == [("local",)]
@@ -212,8 +208,7 @@ def test_t17_without_the_privilege_the_daemon_says_what_will_not_work(
     target_db.execute("CREATE PUBLICATION back FOR TABLE t")
     back = Route(source=target_db, target=source_db, slot=f"{route.slot}_back")
     make_slot(back)
-    copied = run_command(route, "refresh", "--table", "public.t", "--truncate")
-    assert copied.returncode == 4
+    copied = run_command(route, "refresh", "--table", "public.t", "--truncate", code=4)
     assert f"the copy, which slot '{back.slot}' on the target would send on" in copied.stderr
     assert "GRANT EXECUTE ON FUNCTION" in copied.stderr
     assert target_db.rows("SELECT v FROM t WHERE id = 2") == [("local",)]

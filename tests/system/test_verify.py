@@ -74,8 +74,7 @@ def test_differences_are_found_and_named(
     assert (equal.returncode, equal.stderr) == (0, "")
     assert "public.keyed: equal, 500 rows" in equal.stdout
     target_db.execute(DAMAGE + _MORE_DAMAGE)
-    done = run_command(route, "verify", "--json", "--statements")
-    assert done.returncode == 1, done.stderr
+    done = run_command(route, "verify", "--json", "--statements", code=1)
     report = json.loads(done.stdout)
     found = {
         table["table_name"]: [(one["kind"], one["key"][0], one["count"]) for one in table["differences"]]
@@ -97,8 +96,7 @@ def test_differences_are_found_and_named(
         "numbered": [("different", "1", 1)],
         "part_root": [("different", "700", 1)],
     }
-    shown = run_command(route, "verify", "--table", "public.keyed", "--max-keys", "2")
-    assert shown.returncode == 1
+    shown = run_command(route, "verify", "--table", "public.keyed", "--max-keys", "2", code=1)
     assert "missing   a=7, b c=k7" in shown.stdout
     assert "more than 2 keys differ" in shown.stdout
     texts = [text for table in report["tables"] for text in table["statements"]]
@@ -178,8 +176,7 @@ def test_one_row_is_found_in_any_kind_of_range(
     target_db.execute("UPDATE numbers SET v = 'v'")
     _check_again(route, capsys)
     target_db.execute(_DAMAGE_MANY)
-    done = run_command(route, "verify", "--json")
-    assert done.returncode == 1, done.stderr
+    done = run_command(route, "verify", "--json", code=1)
     found = {
         table["table_name"]: [(one["kind"], one["key"][0]) for one in table["differences"]]
         for table in json.loads(done.stdout)["tables"]
@@ -322,8 +319,7 @@ def test_both_sides_stay_in_use(
     with BankLoad(source_db, seed=5, pace_s=0.01) as load:
         for _ in range(2):
             load.wait_for_more(20)
-            done = run_command(route, "verify")
-            assert done.returncode == 0, done.stdout + done.stderr
+            done = run_command(route, "verify", code=0)
             assert "all 3 tables are equal" in done.stdout
 
 
@@ -338,8 +334,7 @@ def test_an_old_transaction_does_not_hold_up_the_daemon(
     daemon.wait_for_event("source_connected")
     with source_db.connect() as old:
         old.execute("BEGIN; INSERT INTO evt VALUES (1, 1)")
-        done = run_command(route, "verify", "--max-pause", "0.5")
-        assert done.returncode == 1
+        done = run_command(route, "verify", "--max-pause", "0.5", code=1)
         assert "gave no snapshot in 0.5 s" in done.stderr
         source_db.execute("INSERT INTO evt VALUES (2, 2)")
         daemon.wait_caught_up()

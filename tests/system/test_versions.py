@@ -55,8 +55,7 @@ def test_a_pair_of_versions(
     source.execute("CREATE PUBLICATION pub FOR TABLE item, evt")
     commit_each(source, 1, 20)
     route = Route(source=source, target=sink, settings=_SETTINGS)
-    copied = run_command(route, "init", "--copy")
-    assert copied.returncode == 0, copied.stderr
+    run_command(route, "init", "--copy", code=0)
     daemon = start_daemon(route)
     commit_each(source, 21, 60)
     daemon.wait_caught_up()
@@ -78,8 +77,7 @@ def test_a_pair_of_versions(
     source.execute(f"COMMIT PREPARED '{gid}'")
     commit_each(source, 71, 90)
     daemon = start_daemon(route)
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     check_equal(route)
     assert sink.rows("SELECT conflict_type, outcome FROM parapply.conflicts") == [("insert_exists", "applied_remote")]
     assert sink.rows("SELECT count(*) FROM parapply.prepared") == [(0,)]
@@ -106,13 +104,11 @@ def test_what_19_does_otherwise(own_servers: OwnServers, new_database: NewDataba
     codes = {one["code"]: one["severity"] for one in found}
     assert "refused" not in codes.values(), found
     assert codes["sequences_published"] == "note"
-    done = run_command(route, "init", "--copy")
-    assert done.returncode == 0, done.stderr
+    run_command(route, "init", "--copy", code=0)
     assert source.rows("SHOW effective_wal_level") == [("logical",)]
     commit_each(source, 21, 40)
     source.execute("INSERT INTO aside VALUES (1)")
-    done = run_command(route, "run", "--until", route.end_of_source_lsn())
-    assert done.returncode == 0, done.stderr
+    run_command(route, "run", "--until", route.end_of_source_lsn(), code=0)
     check_equal(route)
     assert sink.rows("SELECT * FROM aside") == []
     assert sink.rows("SELECT count(*) FROM pg_replication_origin WHERE roname NOT LIKE '%copy%'") == [(1,)]

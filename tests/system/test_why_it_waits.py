@@ -93,6 +93,5 @@ def test_a_blocked_batch_keeps_no_worker_from_others(pair: Pair) -> None:
         assert pair.target.rows("SELECT count(*) FROM parent") == [(0,)]
         assert daemon.events_of("worker_freed")
         foreign.execute("ROLLBACK")
-    daemon.wait_caught_up()
-    daemon.stop()
+    daemon.finish()
     pair.check_equal()

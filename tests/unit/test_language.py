@@ -132,7 +132,7 @@ def _files() -> Iterator[Path]:
     yield ROOT / "README.md"
     yield from (ROOT / "docs").rglob("*.md")
     yield from (path for path in (ROOT / "config").rglob("*") if path.suffix in _CONFIGURATION)
-    yield from (ROOT / "src" / "parapply").rglob("*.py")
+    yield from (path for path in (ROOT / "src" / "parapply").rglob("*") if path.suffix in (".py", ".sql"))
     for folder in ("bench", "tests"):
         yield from (ROOT / folder).rglob("*.md")
         yield from (path for path in (ROOT / folder).rglob("*.py") if path != Path(__file__))  # it names the words

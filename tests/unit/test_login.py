@@ -86,24 +86,20 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
             os.kill(int(pid), 0)
 
 
-def test_a_caller_that_gives_up_leaves_no_command(tmp_path: Path) -> None:
+async def test_a_caller_that_gives_up_leaves_no_command(tmp_path: Path) -> None:
     """It is ended with its caller, and the next one has it run again."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     command = shell('[ -p "$1" ] || { echo geheim; exit; }; echo $$ >"$1"; sleep 1000', str(fifo))
-
-    async def give_up() -> str:
-        asking = asyncio.create_task(command.password())
-        pid = int(await asyncio.to_thread(fifo.read_text))
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-        fifo.unlink()
-        return await command.password()
-
-    assert asyncio.run(give_up()) == SECRET
+    asking = asyncio.create_task(command.password())
+    pid = int(await asyncio.to_thread(fifo.read_text))
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    fifo.unlink()
+    assert await command.password() == SECRET
 
 
 def _counted(path: Path) -> PasswordCommand:
@@ -111,34 +107,26 @@ def _counted(path: Path) -> PasswordCommand:
     return shell('echo >>"$1"; wc -l <"$1"', str(path))
 
 
-def test_sessions_that_are_opened_together_share_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_that_are_opened_together_share_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So do their errors; the next ones share the next run."""
     monkeypatch.setattr(login, "REUSED_S", 0.0)
     command, failing = _counted(tmp_path / "runs"), shell('echo >>"$1"; exit 1', str(tmp_path / "failures"))
-
-    async def together() -> None:
-        for number in ("1", "2"):
-            assert set(await asyncio.gather(*[command.password() for _ in range(5)])) == {number}
-        errors = await asyncio.gather(*[failing.password() for _ in range(5)], return_exceptions=True)
-        assert {str(error) for error in errors} == {"password_command ended with exit code 1"}
-
-    asyncio.run(together())
+    for number in ("1", "2"):
+        assert set(await asyncio.gather(*[command.password() for _ in range(5)])) == {number}
+    errors = await asyncio.gather(*[failing.password() for _ in range(5)], return_exceptions=True)
+    assert {str(error) for error in errors} == {"password_command ended with exit code 1"}
     assert (tmp_path / "failures").read_text() == "\n"
 
 
-def test_a_password_is_used_again_until_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_password_is_used_again_until_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions that are refused together share the next run, and one that must not be old has a separate run."""
     monkeypatch.setattr(login, "REUSED_S", math.inf)
     command = _counted(tmp_path / "runs")
-
-    async def refused() -> None:
-        assert await command.password() == "1"
-        assert await command.password() == "1"
-        assert set(await asyncio.gather(*[command.password(refused="1") for _ in range(5)])) == {"2"}
-        assert await command.password() == "2"
-        assert await command.password(is_new=True) == "3"
-
-    asyncio.run(refused())
+    assert await command.password() == "1"
+    assert await command.password() == "1"
+    assert set(await asyncio.gather(*[command.password(refused="1") for _ in range(5)])) == {"2"}
+    assert await command.password() == "2"
+    assert await command.password(is_new=True) == "3"
 
 
 def test_a_failure_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from parapply.analysis.changes import Change
-    from parapply.analysis.engine import Engine
     from parapply.analysis.job import ReportOutcome, ReportRequest
-    from parapply.analysis.store import Store
+    from parapply.analysis.store import Engine, Store
 
 _OUT: Final = "parapply-report"
 #: Size of a log, unpacked, from which on it is Spark's.

@@ -15,35 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
 
     from parapply.analysis.changes import Change
-    from parapply.analysis.engine import Engine, Rows, Tables
+    from parapply.analysis.engine import Rows, Tables
+    from parapply.analysis.store import Engine
 
 
-QUERIES: Final = {
-    "summary": queries.SUMMARY,
-    "over_time": queries.OVER_TIME,
-    "tables": queries.TABLES,
-    "target_names": queries.TARGET_NAMES,
-    "workers": queries.WORKERS,
-    "latency": queries.LATENCY,
-    "waits": queries.WAITS,
-    "dependencies": queries.DEPENDENCIES,
-    "batch_sizes": queries.BATCH_SIZES,
-    "retries": queries.RETRIES,
-    "conflicts": queries.CONFLICTS,
-    "parallelism": queries.PARALLELISM,
-    "moments": queries.MOMENTS,
-    "reading": queries.READING,
-    "backends": queries.BACKENDS,
-    "locks": queries.LOCKS,
-    "hot_keys": queries.HOT_KEYS,
-    "blockers": queries.BLOCKERS,
-    "slow_batches": queries.SLOW_BATCHES,
-    "slow_transactions": queries.SLOW_TRANSACTIONS,
-    "runs": queries.RUNS,
-    "lanes": queries.LANES,
-    "gaps": queries.GAPS,
-    "files": queries.FILES,
-    "bad_lines": queries.BAD_LINES,
+#: The query of each figure that has one; a chain is followed link by link.
+QUERIES: Final[dict[str, str]] = {
+    figure.name: getattr(queries, figure.name.upper())
+    for figure in FIGURES
+    if hasattr(queries, figure.name.upper()) and figure.name != "chain"
 }
 #: Arguments of `limits.limits`, in its order.
 _LIMITED_BY: Final = ("moments", "reading", "backends", "blockers")

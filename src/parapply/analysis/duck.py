@@ -30,7 +30,7 @@ from parapply.quoting import identifier, plain_literal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from parapply.analysis.engine import Storage, StoredFile
+    from parapply.analysis.engine import StoredFile
 
 #: Rows that are fetched at once.
 _FETCHED: Final = 4096
@@ -45,7 +45,7 @@ _OF_A_LINE: Final = (duckdb.InvalidInputException, duckdb.ConversionException)
 
 
 class DuckEngine:
-    """A session of DuckDB; see `engine.Engine` for each function.
+    """A session of DuckDB.
 
     Args:
         memory: at most, for example ``2g``; what is larger goes to a folder for temporary files.
@@ -55,7 +55,7 @@ class DuckEngine:
     words = schema.DUCK
 
     def __init__(self, memory: str, cores: int | None) -> None:
-        self.storage: Storage = LocalStorage()
+        self.storage = LocalStorage()
         self._scratch = Path(tempfile.mkdtemp(prefix="parapply-report-"))
         self._files: dict[str, str] = {}
         self._decoder = msgspec.json.Decoder(_any_record())
@@ -80,6 +80,7 @@ class DuckEngine:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
+        """Turn what the engine raises within the block into `ReportFailed` and `ReportRefused`."""
         try:
             yield
         except PermissionError as error:
@@ -93,14 +94,17 @@ class DuckEngine:
             raise ReportFailed(f"DuckDB stopped: {text}.", hint=TORN_HINT if _PARQUET in text else hint) from error
 
     def done(self) -> float | None:
+        """Return how much of the query under way is done, from 0 to 1; None: not known."""
         return None
 
     def rows(self, query: str, **arguments: Any) -> Rows:  # noqa: ANN401  values of SQL
+        """Return all rows of a query; ``:name`` in it is an argument's value."""
         found = self._session.execute(in_duckdb(query), arguments or None)
         names = [column[0] for column in found.description or ()]
         return [dict(zip(names, map(_in_utc, row), strict=True)) for row in found.fetchall()]
 
     def stream(self, query: str, **arguments: Any) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401  values of SQL
+        """Yield the rows of a query a few at a time; what is a struct or an array in it is a sequence."""
         # In a separate session, other queries may run between two rows.
         with self._session.cursor() as cursor:
             found = cursor.execute(in_duckdb(query), arguments or None)
@@ -109,10 +113,12 @@ class DuckEngine:
                     yield tuple(_as_sequence(value) for value in row)
 
     def make_view(self, name: str, query: str) -> None:
+        """Make a view, or replace it."""
         # Not a temporary one: cursors see it, too, and the whole database is in memory.
         self._session.execute(f"CREATE OR REPLACE VIEW {name} AS {in_duckdb(query)}")
 
     def make_table(self, name: str, columns: dict[str, str], rows: Sequence[Sequence[Any]]) -> None:
+        """Make a small table, or replace it; types of columns by `words`."""
         self._session.execute(f"CREATE OR REPLACE TABLE {name} ({_columns(columns)})")
         values = [list(column) for column in zip(*rows, strict=True)]
         if values:
@@ -120,10 +126,12 @@ class DuckEngine:
             self._session.execute(f"INSERT INTO {name} SELECT {unnested}", values)
 
     def read_lines(self, files: Sequence[StoredFile], log: str) -> None:  # noqa: ARG002  named by their paths
+        """Open files of the log as the view `LINES`: columns of `schema.wide_columns`, and the name of the file."""
         self._files = {file.path: file.name for file in files}
         self._open_lines(self._files, ())
 
     def write(self, query: str, folder: str) -> None:
+        """Write rows as Parquet below a folder that does not exist, by kind of record and day."""
         target = Path(folder.removeprefix("file:"))
         target.mkdir(parents=True)
         copy = (
@@ -145,6 +153,10 @@ class DuckEngine:
                 return
 
     def open_stored(self, root: str, folders: Sequence[str]) -> None:  # noqa: ARG002  Spark's
+        """Open what `write` has written as the view `STORED`, with `schema.stored_columns`.
+
+        Only these existing folders below the root are looked at, of whole loads or of a kind and day.
+        """
         paths = [str(path) for folder in folders for path in Path(folder.removeprefix("file:")).rglob(f"*{_PARQUET}")]
         columns = schema.stored_columns(self.words)
         nothing = ", ".join(f'CAST(NULL AS {type_}) AS "{name}"' for name, type_ in columns.items())

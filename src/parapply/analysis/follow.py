@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from parapply.analysis.engine import Engine
     from parapply.analysis.job import ReportRequest
     from parapply.analysis.spark import SparkEngine
+    from parapply.analysis.store import Engine
 
 _WAIT_S: Final = 1
 #: Called with an engine, the number of files that have been converted, and the store where it is kept.

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from parapply.analysis.changes import Change
-    from parapply.analysis.engine import Engine, Rows, Storage, StoredFile, Tables
+    from parapply.analysis.engine import Rows, StoredFile, Tables
     from parapply.analysis.progress import Steps
+    from parapply.analysis.store import Engine, Storage
     from parapply.limits import LimitVerdict
 
 #: Name of the page below the folder of the report.

@@ -29,18 +29,22 @@ def is_local(text: str) -> bool:
 
 
 class LocalStorage:
-    """The file systems that are mounted here; see `engine.Storage` for each function."""
+    """The file systems that are mounted here."""
 
     def qualified(self, text: str) -> str:
+        """Return a path with its scheme, for example ``file:/logs``."""
         return f"file:{self._path(text)}"
 
     def raw_path(self, text: str) -> str:
+        """Return the path without scheme and host, with the escapes of a URI."""
         return _escaped(str(self._path(text)))
 
     def is_folder(self, text: str) -> bool:
+        """Return whether a folder of this name exists."""
         return self._path(text).is_dir()
 
     def files(self, folder: str, suffix: str | tuple[str, ...] = "") -> list[StoredFile]:
+        """Return the files below a folder, at any depth, whose name ends so, sorted; none if it is missing."""
         root = f"{self._path(folder)}/"
         found = []
         # As texts: a log may have many thousands of files, and they are listed again and again.
@@ -57,6 +61,7 @@ class LocalStorage:
         return sorted(found, key=lambda file: file.name)
 
     def why_unreadable(self, text: str) -> str:
+        """Return why a file cannot be read, as the file system says it; empty if it can."""
         try:
             with self._path(text).open("rb"):
                 return ""
@@ -64,6 +69,7 @@ class LocalStorage:
             return error.strerror or type(error).__name__
 
     def why_no_gzip(self, text: str) -> str:
+        """Return why a file cannot be unpacked, after reading all of it; empty if it can."""
         try:
             with gzip.open(self._path(text)) as file:
                 while file.read(_PIECE_BYTES):
@@ -73,9 +79,15 @@ class LocalStorage:
         return ""
 
     def read_text(self, text: str) -> str:
+        """Return a small file in UTF-8."""
         return self._path(text).read_text(encoding="utf-8")
 
     def write(self, text: str, content: bytes, *, is_new: bool = False) -> bool:
+        """Write a small file whole or not at all.
+
+        Returns:
+            False if the file existed and had to be new.
+        """
         path = self._path(text)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
@@ -93,6 +105,7 @@ class LocalStorage:
         return True
 
     def remove(self, text: str) -> None:
+        """Remove a file or a folder with all in it; nothing happens if it does not exist."""
         path = self._path(text)
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -100,6 +113,7 @@ class LocalStorage:
             path.unlink(missing_ok=True)
 
     def folders(self, pattern: str) -> list[str]:
+        """Return the folders that a pattern with ``*`` names."""
         folder, _, rest = pattern.partition("*")
         root, _, begin = folder.rpartition("/")
         return [str(path) for path in self._path(root).glob(f"{begin}*{rest}") if path.is_dir()]

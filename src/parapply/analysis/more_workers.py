@@ -18,8 +18,9 @@ from parapply.quoting import plain_literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.analysis.engine import Engine, Rows
+    from parapply.analysis.engine import Rows
     from parapply.analysis.prediction import Predicted
+    from parapply.analysis.store import Engine
 
 #: Batches of a slot that are played, with each number of workers in a good part of a second.
 BATCHES: Final = 1_000

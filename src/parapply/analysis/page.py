@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from parapply import amounts
 from parapply.analysis import words
 from parapply.analysis.figures import FIGURES
 from parapply.analysis.sections import sections
+from parapply.analysis.sections_culprit import texts
 from parapply.analysis.verdict import verdict
 from parapply.analysis.words import HEADER, cells
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from parapply.analysis.engine import Rows, Tables
-    from parapply.analysis.plots import Section
     from parapply.limits import LimitVerdict
 
 _LISTED_FILES: Final = 200
@@ -42,28 +42,6 @@ class Made:
     compared: str = ""  # the span that the report's is compared with; empty: none
     n_files: int = 0  # that were read so far
     n_records: int = 0  # that they have
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Tile:
-    """A figure in large type."""
-
-    value: str
-    name: str
-    is_bad: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Slot:
-    """One slot on the page."""
-
-    name: str  # of the slot
-    period: str  # from the first record to the last
-    highest_end_lsn: str  # of the last transaction
-    tiles: list[_Tile]  # the figures at the top
-    in_short: list[str]  # sentences
-    verdict: LimitVerdict | None  # what limits; None where nothing was measured
-    sections: list[Section]  # in order
 
 
 def render(tables: Tables, made: Made) -> str:
@@ -87,38 +65,14 @@ def render(tables: Tables, made: Made) -> str:
         drawn={
             f"s{n}-{m}-{k}": {"data": plot.data, "layout": plot.layout, "height": plot.height}
             for n, slot in enumerate(slots)
-            for m, section in enumerate(slot.sections)
+            for m, section in enumerate(slot["sections"])
             for k, plot in enumerate(section.plots)
         },
         files=files,
-        listed_files=[
-            (
-                file["file"],
-                amounts.size(file["size_bytes"]),
-                amounts.number(file["records"]),
-                amounts.number(file["bad"]),
-            )
-            for file in files[-_LISTED_FILES:]
-        ],
-        bad_lines=[
-            (row["file"], row["reason"], amounts.number(row["lines"]), row["example"] or "")
-            for row in tables.get("bad_lines", [])[:_LISTED_FILES]
-        ],
-        ignored_files=[
-            (row["file"], amounts.size(row["size_bytes"]), row["reason"])
-            for row in tables.get("ignored_files", [])[:_LISTED_FILES]
-        ],
-        gaps=[
-            (
-                row["slot"],
-                row["run"],
-                amounts.number(row["after_seq"]),
-                amounts.number(row["before_seq"]),
-                amounts.number(row["missing"]),
-                f"{row['at']:%Y-%m-%d %H:%M:%S}",
-            )
-            for row in tables.get("gaps", [])[:_LISTED_FILES]
-        ],
+        listed_files=texts(files[-_LISTED_FILES:], "file size_bytes records bad"),
+        bad_lines=texts(tables.get("bad_lines", [])[:_LISTED_FILES], "file reason lines example"),
+        ignored_files=texts(tables.get("ignored_files", [])[:_LISTED_FILES], "file size_bytes reason"),
+        gaps=texts(tables.get("gaps", [])[:_LISTED_FILES], "slot run after_seq before_seq missing at"),
         definitions=FIGURES,
         plotly=get_plotlyjs(),
     )
@@ -149,34 +103,35 @@ def verdicts(tables: Tables) -> dict[str, LimitVerdict]:
     return found
 
 
-def _slot(tables: Tables, made: Made) -> _Slot:
+def _slot(tables: Tables, made: Made) -> dict[str, Any]:
     (summary,) = tables["summary"]
-    return _Slot(
-        name=summary["slot"],
-        period=words.period(summary["first_at"], summary["last_at"]),
-        highest_end_lsn=summary["highest_end_lsn"],
-        tiles=_tiles(tables),
-        in_short=list(words.in_short(tables)),
-        verdict=verdict(tables["limits"], tables),
-        sections=sections(tables, made.interval_s, made.compared),
-    )
+    return {
+        "name": summary["slot"],
+        "period": words.period(summary["first_at"], summary["last_at"]),
+        "highest_end_lsn": summary["highest_end_lsn"],
+        "tiles": _tiles(tables),
+        "in_short": words.in_short(tables),
+        "verdict": verdict(tables["limits"], tables),
+        "sections": sections(tables, made.interval_s, made.compared),
+    }
 
 
-def _tiles(tables: Tables) -> list[_Tile]:
+def _tiles(tables: Tables) -> list[tuple[str, str, bool]]:
+    """Return the figures in large type: value, name, and whether it is bad."""
     (summary,) = tables["summary"]
     delay = words.delay_of(tables["latency"], summary)
     best = max(row["transactions_per_s"] for row in tables["over_time"])
     n_bad = sum(row["lines"] for row in tables["bad_lines"])
     batches = amounts.number(summary["batches"])
     return [
-        _Tile(value=amounts.number(summary["transactions"]), name="source transactions"),
-        _Tile(value=amounts.number(summary["row_changes"]), name=f"rows, {amounts.size(summary['size_bytes'])}"),
-        _Tile(value=amounts.number(best), name="transactions a second, best interval"),
-        _Tile(value=amounts.duration(delay["p50_s"]), name="delay of half of them"),
-        _Tile(value=amounts.duration(delay["p99_s"]), name="delay of 99 %"),
-        _Tile(value=amounts.number(summary["repeated_batches"]), name=f"of {batches} batches repeated"),
-        _Tile(value=amounts.number(summary["conflicts"]), name="conflicts", is_bad=bool(summary["conflicts"])),
-        _Tile(value=amounts.number(n_bad), name="lines not readable (all slots)", is_bad=bool(n_bad)),
+        (amounts.number(summary["transactions"]), "source transactions", False),
+        (amounts.number(summary["row_changes"]), f"rows, {amounts.size(summary['size_bytes'])}", False),
+        (amounts.number(best), "transactions a second, best interval", False),
+        (amounts.duration(delay["p50_s"]), "delay of half of them", False),
+        (amounts.duration(delay["p99_s"]), "delay of 99 %", False),
+        (amounts.number(summary["repeated_batches"]), f"of {batches} batches repeated", False),
+        (amounts.number(summary["conflicts"]), "conflicts", bool(summary["conflicts"])),
+        (amounts.number(n_bad), "lines not readable (all slots)", bool(n_bad)),
     ]
 
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parapply.analysis.engine import Engine
+    from parapply.analysis.store import Engine
 
 _LOOK_S: Final = 0.3
 _JOIN_S: Final = 5.0

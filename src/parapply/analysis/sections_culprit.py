@@ -19,110 +19,93 @@ _LANE_STATES: Final = (
     ("commit turn", "wait_turn_s", plots.ORANGE),
     ("committing", "commit_s", plots.GREEN),
 )
-_LISTED: Final = 20
 #: Days of a slot on the page: the cells of a year of 50 slots would take longer than a day's figures.
 _DAYS: Final = 92
 
 
-def slow_batches(tables: Tables) -> Section:
-    """The batches that took longest."""
-    return Section(
-        title="Slowest batches",
-        lead="From received to committed, and the part that took longest of it. A batch has its transactions' LSNs.",
-        header=("took", "mostly", "of it", "batch", "worker", "transactions", "rows", "first xid", "end LSN", "tables",
-                "committed (UTC)"),
-        rows=[
-            (
-                amounts.duration(row["total_s"]), row["stage"], amounts.duration(row["stage_s"]), str(row["seq"]),
-                str(row["worker"]), amounts.number(row["transactions"]), amounts.number(row["row_changes"]),
-                _xid(row["xid"]), row["end_lsn"], row["tables"], _time(row["at"]),
-            )
-            for row in tables["slow_batches"]
-        ],
-    )  # fmt: skip
-
-
-def slow_transactions(tables: Tables) -> Section:
-    """The source transactions that took longest."""
-    rows = tables["slow_transactions"]
-    return Section(
-        title="Slowest transactions",
-        lead="From the publisher's commit to the target's, by two clocks." if rows else "",
-        header=("took", "until read", "xid", "commit LSN", "rows", "tables", "batch", "worker", "committed (UTC)"),
-        rows=[
-            (
-                amounts.duration(row["total_s"]), amounts.duration(row["delivery_s"]), str(row["xid"]),
-                row["commit_lsn"], amounts.number(row["row_changes"]), row["tables"], str(row["batch_seq"]),
-                str(row["worker"]), _time(row["at"]),
-            )
-            for row in rows
-        ],
-    )  # fmt: skip
-
-
-def blockers(tables: Tables) -> Section:
-    """Pairs of batches of which one waited for the other."""
-    return Section(
-        title="Batches that waited for others",
-        lead="The longest waits of one batch for another." if tables["blockers"] else "",
-        header=("waited", "batch", "xid", "end LSN", "for batch", "its xid", "its end LSN", "because of",
-                "committed (UTC)"),
-        rows=[
-            (
-                amounts.duration(row["wait_s"]), str(row["seq"]), _xid(row["xid"]), row["end_lsn"],
-                str(row["holder_seq"]), _xid(row["holder_xid"]), row["holder_end_lsn"], words.key_words(row),
-                _time(row["at"]),
-            )
-            for row in tables["blockers"]
-        ],
-    )  # fmt: skip
-
-
-def chain(tables: Tables) -> Section:
-    """The batches before the one that waited longest, link by link."""
-    rows = tables["chain"]
-    return Section(
-        title="The chain to the longest wait",
-        lead=(
-            "The batch that waited longest, the one that it waited for, the one that this waited for: a row each."
-            if rows
-            else ""
+#: Lists by their table: title, lead, headings, and the column of each.
+_LISTS: Final = {
+    "slow_batches": (
+        "Slowest batches",
+        "From received to committed, and the part that took longest of it. A batch has its transactions' LSNs.",
+        "took|mostly|of it|batch|worker|transactions|rows|first xid|end LSN|tables|committed (UTC)",
+        "total_s stage stage_s seq worker transactions row_changes xid end_lsn tables at",
+    ),
+    "slow_transactions": (
+        "Slowest transactions",
+        "From the publisher's commit to the target's, by two clocks.",
+        "took|until read|xid|commit LSN|rows|tables|batch|worker|committed (UTC)",
+        "total_s delivery_s xid commit_lsn row_changes tables batch_seq worker at",
+    ),
+    "blockers": (
+        "Batches that waited for others",
+        "The longest waits of one batch for another.",
+        "waited|batch|xid|end LSN|for batch|its xid|its end LSN|because of|committed (UTC)",
+        "wait_s seq xid end_lsn holder_seq holder_xid holder_end_lsn because at",
+    ),
+    "chain": (
+        "The chain to the longest wait",
+        "The batch that waited longest, the one that it waited for, the one that this waited for: a row each.",
+        "batch|first xid|end LSN|transactions|worker|executed|committed in|waited for|because of|committed (UTC)",
+        "seq xid end_lsn transactions worker execute_s commit_s link because at",
+    ),
+    "hot_keys": (
+        "Rows that batches waited for",
+        (
+            "By a hash that does not reveal the key, and is another one after each connection; from the first four "
+            "late rows of each batch."
         ),
-        header=("batch", "first xid", "end LSN", "transactions", "worker", "executed", "committed in", "waited for",
-                "because of", "committed (UTC)"),
-        rows=[
-            (
-                str(row["seq"]), _xid(row["xid"]), row["end_lsn"], amounts.number(row["transactions"]),
-                str(row["worker"]), amounts.duration(row["execute_s"]), amounts.duration(row["commit_s"]),
-                "" if row["holder_seq"] is None else f"batch {row['holder_seq']}",
-                "" if row["holder_seq"] is None else words.key_words(row), _time(row["at"]),
-            )
-            for row in rows
-        ],
-    )  # fmt: skip
+        "table|row|batches|run",
+        "table key batches run",
+    ),
+    "days": (
+        "Days",
+        "Of the whole log, the latest first. Delays are of oldest transactions.",
+        "day (UTC)|transactions|rows|size|delay, half|delay, 99 %|longest|executed|repeated|conflicts",
+        (
+            "day transactions row_changes size_bytes oldest_p50_s oldest_p99_s oldest_max_s execute_s repeated_batches "
+            "conflicts"
+        ),
+    ),
+}
+
+
+def listed(name: str, rows: Rows, more: str = "") -> Section:
+    """Return the list of rows of a table, with more at the end of its lead; without rows it says nothing."""
+    title, lead, headings, columns = _LISTS[name]
+    return Section(
+        title=title,
+        lead=f"{lead}{more}" if rows else "",
+        header=tuple(headings.split("|")),
+        rows=texts(rows, columns),
+    )
+
+
+def texts(rows: Rows, columns: str) -> list[tuple[str, ...]]:
+    """Return the named columns of rows as texts, each by its unit."""
+    return [tuple(_cell(row, column) for column in columns.split()) for row in rows]
+
+
+def _cell(row: dict[str, Any], column: str) -> str:
+    if column in ("because", "link"):
+        if row["holder_seq"] is None:
+            return ""
+        return words.key_words(row) if column == "because" else f"batch {row['holder_seq']}"
+    value = row[column]
+    if column == "at":
+        return f"{value:%Y-%m-%d %H:%M:%S.%f}"[:-3]
+    if value is None or isinstance(value, str):
+        return value or ""
+    if column.endswith(("seq", "xid", "worker")):
+        return str(value)
+    return {"s": amounts.duration, "bytes": amounts.size}.get(column.rpartition("_")[2], amounts.number)(value)
 
 
 def days(tables: Tables) -> Section:
     """The days of the whole log."""
     rows = tables["days"]
     earlier = f" {len(rows) - _DAYS:,} earlier days are in tables/days.parquet." if rows[_DAYS:] else ""
-    lead = f"Of the whole log, the latest first. Delays are of oldest transactions.{earlier}"
-    return Section(
-        title="Days",
-        lead=lead if len(rows) > 1 else "",
-        header=("day (UTC)", "transactions", "rows", "size", "delay, half", "delay, 99 %", "longest", "executed",
-                "repeated", "conflicts"),
-        rows=[
-            (
-                row["day"], amounts.number(row["transactions"]), amounts.number(row["row_changes"]),
-                amounts.size(row["size_bytes"]), amounts.duration(row["oldest_p50_s"]),
-                amounts.duration(row["oldest_p99_s"]), amounts.duration(row["oldest_max_s"]),
-                amounts.duration(row["execute_s"]), amounts.number(row["repeated_batches"]),
-                amounts.number(row["conflicts"]),
-            )
-            for row in rows[: -1 - _DAYS : -1]
-        ] if len(rows) > 1 else [],
-    )  # fmt: skip
+    return listed("days", rows[: -1 - _DAYS : -1] if len(rows) > 1 else [], earlier)
 
 
 def compared(tables: Tables, span: str) -> Section:
@@ -148,22 +131,6 @@ def _value(value: float | None, unit: str) -> str:
     if value is None:
         return "none"
     return {"s": amounts.duration, "share": amounts.percent, "number": amounts.number}[unit](value)
-
-
-def hot_keys(tables: Tables) -> Section:
-    """Rows that many batches waited for."""
-    rows = tables["hot_keys"][:_LISTED]
-    return Section(
-        title="Rows that batches waited for",
-        lead=(
-            "By a hash that does not reveal the key, and is another one after each connection; from the first four "
-            "late rows of each batch."
-            if rows
-            else ""
-        ),
-        header=("table", "row", "batches", "run"),
-        rows=[(row["table"], row["key"], amounts.number(row["batches"]), row["run"]) for row in rows],
-    )
 
 
 def lanes(tables: Tables, interval_s: int) -> Section:
@@ -267,11 +234,3 @@ def _lines(runs: Rows) -> list[dict[str, Any]]:
         {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line}
         for at in [plots.moment(row["first_at"]) for row in runs[-100:]]
     ]
-
-
-def _xid(xid: int | None) -> str:
-    return "" if xid is None else str(xid)
-
-
-def _time(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M:%S.%f}"[:-3]

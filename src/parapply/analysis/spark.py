@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from parapply.analysis.engine import Storage
 
 _JSON_OPTIONS: Final = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": TORN}
 #: Bytes of log, about, in a file of a kind and day.
@@ -36,13 +35,13 @@ _REASON: Final = re.compile(r"^(?:[\w.$]+(?:Exception|Error): |\[[A-Z_.]+\] )+")
 
 
 class SparkEngine:
-    """A session that ends with its owner; see `engine.Engine` for what each function does."""
+    """A session that ends with its owner; see `duck.DuckEngine` for each function."""
 
     words = schema.SPARK
 
     def __init__(self, session: SparkSession) -> None:
         self.session = session
-        self.storage: Storage = HadoopStorage(session)
+        self.storage = HadoopStorage(session)
         self._shares = 1
 
     @contextmanager
@@ -135,7 +134,7 @@ def _in_utc(value: Any) -> Any:  # noqa: ANN401  of a row
 
 
 class HadoopStorage:
-    """Hadoop's file systems through the session's JVM; see `engine.Storage` for each function."""
+    """Hadoop's file systems through the session's JVM; see `local.LocalStorage` for each function."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark

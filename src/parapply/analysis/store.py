@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from parapply.analysis.engine import LINES, LOST_HINT, STORED, begun_of
 from parapply.analysis.schema import (
@@ -41,8 +41,16 @@ from parapply.errors import ReportRefused
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from parapply.analysis.engine import Engine, StoredFile
+    from parapply.analysis.duck import DuckEngine
+    from parapply.analysis.engine import StoredFile
+    from parapply.analysis.local import LocalStorage
     from parapply.analysis.schema import TypeWords
+    from parapply.analysis.spark import HadoopStorage, SparkEngine
+
+#: Folders and small files.
+Storage: TypeAlias = "LocalStorage | HadoopStorage"
+#: An engine with its session: views and tables are seen by its queries only.
+Engine: TypeAlias = "DuckEngine | SparkEngine"
 
 #: Closed files of the log, as the daemon leaves them or packed since.
 PACKED: Final = ".jsonl.gz"

@@ -16,8 +16,7 @@ from parapply.errors import ReportRefused
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from parapply.analysis.engine import Engine
-    from parapply.analysis.store import Store
+    from parapply.analysis.store import Engine, Store
 
 #: Lengths of an interval that a person can read off an axis.
 INTERVALS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)

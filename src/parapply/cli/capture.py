@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parapply.cli.options import Lsn, load, path_option, taken
+from parapply.cli.options import Lsn, load, path_option, repeated, seconds, taken, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,15 +48,8 @@ Exit 1: --max-bytes is reached."""
 @click.option(
     "--max-bytes", "most_bytes", type=click.IntRange(min=0), default=0, metavar="N", help="End before more are used."
 )
-@click.option(
-    "--file-bytes",
-    type=click.IntRange(min=1),
-    default=256 * 1024 * 1024,
-    show_default=True,
-    metavar="N",
-    help="Bytes after which another file begins.",
-)
-@click.option("--for", "for_s", type=click.FloatRange(min=0), default=math.inf, metavar="S", help="Seconds to go on.")
+@whole("--file-bytes", "Bytes after which another file begins.", 256 * 1024 * 1024, metavar="N")
+@seconds("--for", "for_s", "Seconds to go on.", default=math.inf)
 @click.option("--until", "until_lsn", type=Lsn(), metavar="LSN", help="End when all up to there is kept.")
 def capture(**options: Any) -> None:
     """Keep the stream of a slot in files, to apply it elsewhere."""
@@ -83,12 +76,11 @@ are not repeated without --again. Exit 1: a run failed, or tables differ between
 @click.option("--target", metavar="DSN", help="Scratch database: connection string or URI.")
 @click.option("--config", "config_path", metavar="FILE", type=click.Path(path_type=Path), help="TOML file.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any key, for all runs.")
-@click.option(
+@repeated(
     "--run",
     "groups",
-    metavar="'KEY=VALUE ...'",
-    multiple=True,
-    help="A run with these; server.NAME is a setting of the target's server; repeatable.",
+    "'KEY=VALUE ...'",
+    "A run with these; server.NAME is a setting of the target's server; repeatable.",
 )
 @click.option("--copy-of", metavar="DSN", help="Database with the rows as the capture began with.")
 @click.option(
@@ -98,27 +90,23 @@ are not repeated without --again. Exit 1: a run failed, or tables differ between
     metavar="N",
     help="1: at the pace of the day; N: times as fast.  [default: as fast as it goes]",
 )
-@click.option(
+@seconds(
     "--late-after",
     "late_after_s",
-    type=click.FloatRange(min=0),
+    "Report since when, and for how long, more than S seconds were missing.",
     default=60.0,
-    show_default=True,
-    metavar="S",
-    help="Report since when, and for how long, more than S seconds were missing.",
 )
-@click.option(
+@path_option(
     "--predict",
     "log",
-    metavar="LOG",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Run the first group only and short trials, with apply logs in LOG, and predict the others from these.",
+    "LOG",
+    "Run the first group only and short trials, with apply logs in LOG, and predict the others from these.",
+    file_okay=False,
 )
-@click.option(
+@whole(
     "--learn-changes",
-    type=click.IntRange(min=1),
+    "With --predict: apply the first N changes only, and predict all groups for the whole capture.",
     metavar="N",
-    help="With --predict: apply the first N changes only, and predict all groups for the whole capture.",
 )
 @path_option(
     "--plot", "plot", "FILE", "Draw how late each run and prediction is over the day, as .svg or .png.", dir_okay=False

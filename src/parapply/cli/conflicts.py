@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parapply.cli.options import Lsn, connection_options, load, seconds, taken, together
+from parapply.cli.options import Lsn, connection_options, load, seconds, taken, together, whole
 from parapply.vocabulary import ConflictOutcome, ConflictType
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ Examples:
 )
 @connection_options
 @_filter_options
-@click.option(
-    "--limit", type=click.IntRange(min=0), default=_LIMIT, show_default=True, help="Number of the latest ones; 0: all."
-)
+@whole("--limit", "Number of the latest ones; 0: all.", _LIMIT, least=0)
 @click.option("--json", "as_json", is_flag=True, help="One JSON array for programs.")
 def list_(*, as_json: bool, **options: Any) -> None:
     """List conflicts, the latest last, without the rows."""

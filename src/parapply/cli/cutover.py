@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from parapply.cli.options import connection_options, path_option, repeated, switched_off, taken
+from parapply.cli.options import connection_options, path_option, repeated, seconds, switched_off, taken
 from parapply.cli.several import Result, Several, configs, several_options, worst
 
 if TYPE_CHECKING:
@@ -57,37 +57,32 @@ time, a table differs, or a write came after the fence."""
     default="",
     help="Keeps writers away (PARAPPLY_FENCE=on) and lets them in (off), instead of the database's setting.",
 )
-@click.option(
+@seconds(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=1),
+    "Limit from the fence until the target has everything; then all is taken back.",
     default=60,
-    show_default=True,
-    metavar="S",
-    help="Limit from the fence until the target has everything; then all is taken back.",
+    least=1,
 )
 @switched_off("--no-sequences", "with_sequences", "Leave the sequences as they are.")
-@click.option(
+@repeated(
     "--pooler",
     "poolers",
-    metavar="DSN",
-    multiple=True,
-    help="Console of a PgBouncer, paused from before the fence until the target takes over; repeatable.",
+    "DSN",
+    "Console of a PgBouncer, paused from before the fence until the target takes over; repeatable.",
 )
 @repeated("--pooler-database", "pooler_databases", "NAME", "As clients name it there; repeatable.")
-@click.option(
+@repeated(
     "--pooler-config",
     "pooler_files",
-    metavar="FILE",
-    multiple=True,
-    help="Its pgbouncer.ini, in which the database is led to the target; one for each --pooler, or for all.",
+    "FILE",
+    "Its pgbouncer.ini, in which the database is led to the target; one for each --pooler, or for all.",
 )
-@click.option(
+@seconds(
     "--pause-timeout",
     "pause_timeout_s",
-    type=click.FloatRange(min=0.1),
-    metavar="S",
-    help="Limit until all transactions have ended at the poolers.  [default: 10]",
+    "Limit until all transactions have ended at the poolers.  [default: 10]",
+    least=0.1,
 )
 @click.option(
     "--leave-poolers",

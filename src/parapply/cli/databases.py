@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from parapply.cli.options import connection_options, seconds, taken
+from parapply.cli.options import connection_options, connections, seconds, taken, whole
 from parapply.cli.several import Result, Several, configs, several_options
 from parapply.vocabulary import Provider
 
@@ -37,7 +37,7 @@ It makes nothing. Exit 0: nothing, or notes only; 1: warnings; 3 or 4: `init` wo
 @click.option("--copy", "is_copy", is_flag=True, help="Also look at the needs of `init --copy`.")
 @click.option("--schema", "brings_schema", is_flag=True, help="With --copy: tables that are missing will be made.")
 @click.option("--truncate", "truncates", is_flag=True, help="With --copy: tables that hold rows will be emptied.")
-@click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="Sessions of the copy.")
+@connections("Sessions of the copy.")
 @click.option("--provider", type=_PROVIDERS, help="Also look at the rules of this service, which runs the publisher.")
 @click.option("--target-provider", type=_PROVIDERS, help="The same for the service that runs the target.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
@@ -115,10 +115,8 @@ Exit 0: all equal; 1: a table differs. The daemon must run; both sides stay in u
 @connection_options
 @several_options
 @click.option("--table", "tables", metavar="SCHEMA.TABLE", multiple=True, help="Compare just this one; repeatable.")
-@click.option("--connections", type=click.IntRange(1, 64), default=2, show_default=True, help="On each side.")
-@click.option(
-    "--max-keys", type=click.IntRange(min=1), default=100, show_default=True, help="Differing keys named for a table."
-)
+@connections("On each side.", 2)
+@whole("--max-keys", "Differing keys named for a table.", 100)
 @click.option(
     "--sampled",
     "sampled_ranges",

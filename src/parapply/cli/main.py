@@ -28,8 +28,10 @@ from parapply.cli.options import (
     light_start,
     load,
     load_all,
+    repeated,
     seconds,
     taken,
+    whole,
 )
 from parapply.errors import ParapplyError
 
@@ -275,13 +277,12 @@ kept until Ctrl-C; a command finds them in PARAPPLY_SNAPSHOT and PARAPPLY_LSN (_
 )
 @connection_options
 @click.option("--lsn", type=Lsn(), metavar="LSN", help="LSN of the publisher; by default the earliest possible.")
-@click.option(
+@repeated(
     "--with",
     "others",
-    metavar="FILE",
-    multiple=True,
+    "FILE",
+    "Configuration of another target of the same publisher; repeatable.",
     type=click.Path(path_type=Path),
-    help="Configuration of another target of the same publisher; repeatable.",
 )
 @seconds("--timeout", "timeout_s", "Give up.", default=60)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")
@@ -316,9 +317,7 @@ At a cut-over: stop the writers, `parapply wait` for the source's last LSN, then
 --ahead, and again. Exit 1: a sequence is missing on the target or could not be set."""
 )
 @connection_options
-@click.option(
-    "--ahead", type=click.IntRange(min=0), default=0, show_default=True, help="Steps further than the source."
-)
+@whole("--ahead", "Steps further than the source.", 0, least=0)
 @click.option("--exact", "is_exact", is_flag=True, help="Also move sequences backwards.")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only report the sequences that would move.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document for programs.")

@@ -50,14 +50,25 @@ def seconds(name: str, field: str, text: str, *, default: float | None = None, l
     return click.option(name, field, type=kind, default=default, show_default=is_shown, metavar="S", help=text)
 
 
+def whole(name: str, text: str, default: int | None = None, *, least: int = 1, **more: Any) -> _Decorator:
+    """Return an option of a whole number that shows its default; more arguments are click's."""
+    kind = click.IntRange(min=least)
+    return click.option(name, type=kind, default=default, show_default=default is not None, help=text, **more)
+
+
+def connections(text: str, default: int = 4) -> _Decorator:
+    """Return the option of the number of sessions."""
+    return click.option("--connections", type=click.IntRange(1, 64), default=default, show_default=True, help=text)
+
+
 def path_option(name: str, field: str, metavar: str, text: str, **of_path: Any) -> _Decorator:
     """Return an option that names a file or folder; more arguments are of click's type."""
     return click.option(name, field, metavar=metavar, type=click.Path(path_type=Path, **of_path), help=text)
 
 
-def repeated(name: str, field: str, metavar: str, text: str) -> _Decorator:
-    """Return an option that may be given several times."""
-    return click.option(name, field, metavar=metavar, multiple=True, help=text)
+def repeated(name: str, field: str, metavar: str, text: str, **more: Any) -> _Decorator:
+    """Return an option that may be given several times; more arguments are click's."""
+    return click.option(name, field, metavar=metavar, multiple=True, help=text, **more)
 
 
 def switched_off(name: str, field: str, text: str) -> _Decorator:
@@ -126,13 +137,7 @@ def light_start() -> Iterator[None]:
 
 
 copy_options = together(
-    click.option(
-        "--connections",
-        type=click.IntRange(1, 64),
-        default=4,
-        show_default=True,
-        help="Sessions of the copy, on each side.",
-    ),
+    connections("Sessions of the copy, on each side."),
     click.option("--truncate", "truncates", is_flag=True, help="Empty tables that hold rows before the copy."),
     click.option(
         "--defer-indexes", "defers_indexes", is_flag=True, help="Drop indexes without a constraint, make them after."

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from parapply.cli.options import connection_options, load, taken
+from parapply.cli.options import connection_options, connections, load, repeated, taken, whole
 
 #: As `seed.came_along.CameAlong` has them.
 _KINDS = ("prepared", "subscriptions", "slots", "jobs", "states", "publications")
@@ -30,24 +30,15 @@ For a slot that was dropped or invalidated, or that a failover left behind. The 
 )
 @connection_options
 @click.option("--dry-run", "is_dry", is_flag=True, help="Compare, and show what would be copied; change nothing.")
-@click.option(
-    "--max-rows",
-    type=click.IntRange(min=0),
-    default=1_000_000,
-    show_default=True,
-    metavar="N",
-    help="Refuse to copy or delete more rows than that.",
-)
-@click.option(
-    "--whole", metavar="SCHEMA.TABLE", multiple=True, help="Empty this table and copy all of its rows; repeatable."
-)
+@whole("--max-rows", "Refuse to copy or delete more rows than that.", 1_000_000, least=0, metavar="N")
+@repeated("--whole", "whole", "SCHEMA.TABLE", "Empty this table and copy all of its rows; repeatable.")
 @click.option(
     "--follow-unpublished",
     "follows_unpublished",
     is_flag=True,
     help="Also delete and change rows where the publications leave out such changes.",
 )
-@click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="On each side.")
+@connections("On each side.")
 def heal(**options: Any) -> int:
     """Replace a slot that is lost, and copy only what differs."""
     config = load(options)
@@ -107,7 +98,7 @@ def pause(*, tables: tuple[str, ...], **options: Any) -> None:
 
 @click.command(epilog=_EPILOG)
 @connection_options
-@click.option("--connections", type=click.IntRange(1, 64), default=4, show_default=True, help="On each side.")
+@connections("On each side.")
 @click.argument("tables", metavar="SCHEMA.TABLE...", nargs=-1, required=True)
 def resume(*, tables: tuple[str, ...], connections: int, **options: Any) -> None:
     """Copy tables again that are paused, and join them to the stream."""

@@ -1,6 +1,6 @@
 """The document of `parapply status --json` as types, and the JSON Schema made of them.
 
-The columns of state tables are described by their own comments (`target/state/comments.py`). A field is present whether
+The columns of state tables are described by their own comments (`target/state/schema.sql`). A field is present whether
 the daemon runs or not. Within version 1 fields may be added, and none is removed or changes its meaning.
 """
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from parapply.target.state.comments import COMMENTS
+from parapply.target.state.schema import comments
 from parapply.vocabulary import CopyState, DaemonState, WorkerState
 
 _Lsn = str
@@ -253,8 +253,8 @@ def schema() -> dict[str, Any]:
     made = msgspec.json.schema(StatusDocument)
     for name, objects in _DESCRIBED.items():
         for field, described in made["$defs"][name]["properties"].items():
-            comments = [COMMENTS[one][1].get(field) for one in objects]
-            if comment := next(filter(None, comments), None):
+            found = [comments()[one][1].get(field) for one in objects]
+            if comment := next(filter(None, found), None):
                 described.setdefault("description", comment)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

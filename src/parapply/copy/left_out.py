@@ -35,11 +35,7 @@ def say_schema_only(known: Copies) -> None:
 
 
 async def note(config: Config, ends: Connections, slot_id: int) -> None:
-    """Have the state of a new slot say which tables' rows are left out and where they have constants; report the first.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be asked.
-    """
+    """Have the state of a new slot say which rows are left out and where they have constants; report the first."""
     await sharing.claim(ends.source, ends.target, config, slot_id)
     known = await copies.load(ends.target, config.target.state_schema, slot_id)
     known = await continuity.leave_out(ends.source, ends.target, config, slot_id, known)

@@ -35,9 +35,6 @@ async def bring(
     """Copy and report; return 0, or 1 if a sequence is missing on the target or could not be set.
 
     Without `ends` it opens sessions of its own.
-
-    Raises:
-        SourceLost, SourceRefused, TargetLost, TargetRefused: an end cannot be asked, or refuses.
     """
     async with connect.open_both(config, "sequences") if ends is None else nullcontext(ends) as open_ends:
         outcomes = await _copy(config, how, open_ends)

@@ -59,11 +59,7 @@ def tell_what_is_awaited(conn: slot.Connection) -> None:
 
 @asynccontextmanager
 async def exported(login: Login, slot_name: str | None) -> AsyncIterator[SourceSnapshot]:
-    """Make a slot with its snapshot, which can be imported until the block ends.
-
-    Args:
-        login: of the publisher.
-        slot_name: of a permanent slot to make; None for a temporary one, which goes with the block.
+    """Make a slot with its snapshot, which can be imported until the block ends; without a name it goes with the block.
 
     Raises:
         ConfigError: no slot can have this name.

@@ -227,11 +227,7 @@ async def _wait(names: Sequence[str], what: str, deadline_s: float) -> None:
 
 
 async def lift_fence(conn: Connection) -> datetime:
-    """Let new sessions of the database write again, and return since when they may.
-
-    Raises:
-        SourceRefused, SourceLost: it could not be changed.
-    """
+    """Let new sessions of the database write again, and return since when they may."""
     await _set_read_only(conn, is_on=False)
     return await _now(conn)
 

@@ -231,11 +231,7 @@ async def check_none_under_way(ends: Connections, config: Config, other_way: str
 
 
 async def make_state(ends: Connections, config: Config, takeover_lsn: int) -> None:
-    """Write the state of the way back on the old source: everything that commits after an LSN is to be applied.
-
-    Raises:
-        SourceRefused, SourceLost: the slot cannot be read.
-    """
+    """Write the state of the way back on the old source: everything that commits after an LSN is to be applied."""
     schema, name = config.target.state_schema, config.source.slot
     facts = await slot.inspect(ends.source, name)
     refusals.check_slot(facts, name, None, two_phase=config.source.two_phase)

@@ -282,12 +282,7 @@ class Closing:
         self._held_until_s = until_s
 
     def look(self, batch: Batch, heard_s: float) -> float | None:
-        """Return the seconds after which to call `waited`; 0.0: close the open batch now; None: wait for a change.
-
-        Args:
-            batch: the open one.
-            heard_s: when bytes last came.
-        """
+        """Return the seconds after which to call `waited`; 0.0: close the open batch now; None: wait for a change."""
         self._heard_s = heard_s
         if not self._flight.wants(batch):
             return None

@@ -273,12 +273,7 @@ class Resume:
         self.out_of_order: dict[Relation, int] = {}
 
     def committed(self, plans: dict[int, TablePlan], attempts: Attempts) -> None:
-        """Go on after the part.
-
-        Args:
-            plans: in force after it.
-            attempts: of the next.
-        """
+        """Go on after the part, with the plans in force after it and the attempts of the next."""
         self.halving.committed()
         self.plans = plans
         self.attempts = attempts

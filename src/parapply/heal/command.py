@@ -241,11 +241,7 @@ class HealRun:
         return self.found.lost
 
     async def tables(self) -> _Tables:
-        """Return the tables to compare; refuse those that cannot be compared or written.
-
-        Raises:
-            SourceRefused, SourceLost, TargetRefused, TargetLost: some cannot be, or an end is away.
-        """
+        """Return the tables to compare; refuse those that cannot be compared or written."""
         config = self._config
         config.mapping.check_rows(self._options.whole)
         published = await published_tables(self._source, config.source.publications, config.mapping)

@@ -122,11 +122,7 @@ class TableComparison:
         begun: Collection[int],
         said: Callable[[HealPlan], None],
     ) -> list[HealPlan]:
-        """Compare tables.
-
-        Raises:
-            SourceRefused, SourceLost, TargetRefused, TargetLost: an end could not be read.
-        """
+        """Compare tables."""
         types = await on_target.column_types(self._target, [table.here() for table in tables])
         leaves = await target_leaves(self._target, tables)
         plans = []

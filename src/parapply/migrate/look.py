@@ -154,9 +154,6 @@ async def unneeded_reader(target: TargetConnection, sight: Sight) -> str:
     """Return the role by which parapply reads the publisher, if the target lacks it and so needs none of its grants.
 
     It may do without, because the role has nothing but privileges; empty if the target has the role, or it is more.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be looked for.
     """
     with target_errors("looking for the role that reads"):
         query = sql.SQL("SELECT FROM pg_catalog.pg_roles WHERE rolname = $1")

@@ -91,11 +91,7 @@ _THERE: Final = sql.SQL("SELECT oid::bigint FROM pg_catalog.pg_largeobject_metad
 
 
 async def large_objects_of_others(target: Connection) -> list[TargetRefused]:
-    """Return why large objects cannot be copied to a target to which none was copied yet: an error, or none.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return why large objects cannot be copied to a target to which none was copied yet: an error, or none."""
     with target_errors("reading the large objects"):
         there = [str(oid) for (oid,) in await rows(target, _THERE)]
     if not there:
@@ -193,11 +189,7 @@ async def unlogged(ends: Connections, names: Sequence[Name], counter: Counter, l
 
 
 async def analyze(config: Config, counter: Counter, access: Access, tables: Sequence[Name]) -> list[str]:
-    """Collect statistics of tables, and return the ones left out: missing, or not to be analyzed by the role.
-
-    Raises:
-        TargetRefused, TargetLost: it could not be done.
-    """
+    """Collect statistics of tables, and return the ones left out: missing, or not to be analyzed by the role."""
     skipped: list[str] = []
 
     async def one(conn: Connection, name: Name) -> None:

@@ -69,11 +69,7 @@ async def missing(ends: Connections) -> list[str]:
 
 
 async def bring(ends: Connections) -> RolesMade:
-    """Make the roles that are missing, in one transaction.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: they could not be read, or not be made.
-    """
+    """Make the roles that are missing, in one transaction."""
     with source_errors("reading the roles"):
         there = await read_rows(ends.source, _ROLES)
         members = await read_rows(ends.source, _MEMBERS)

@@ -64,11 +64,7 @@ async def check_promoted(conn: Connection) -> None:
 
 
 async def read_copy(conn: Connection) -> CopiedServer:
-    """Read identity and timelines of a server that is not in recovery.
-
-    Raises:
-        TargetRefused: the role may not read the history.
-    """
+    """Read identity and timelines of a server that is not in recovery."""
     identity = sql.SQL(
         "SELECT system_identifier, ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name("
         "pg_catalog.pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int FROM pg_catalog.pg_control_system()"

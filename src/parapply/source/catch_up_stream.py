@@ -165,12 +165,7 @@ class CatchUpStream:
             )
 
     async def start(self, command: str, start_lsn: int, reason: str = "") -> None:
-        """Send START_REPLICATION; errors as of `ReplicationStream.start`.
-
-        Args:
-            command: of `start_replication_sql`.
-            start_lsn: that it names.
-            reason: why it is a stream, for people.
+        """Send a START_REPLICATION that names an LSN; errors as of `ReplicationStream.start`.
 
         Raises:
             SourceLost: another reader has moved the slot past the LSN, where the publisher begins without a word.

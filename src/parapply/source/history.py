@@ -85,7 +85,6 @@ async def check(  # noqa: PLR0913
         SlotLost: one is missing, or there is another.
         SourceRefused: the publisher cannot decode from the slot on.
         SlotBusy: another process reads the slot.
-        SourceLost: the connection broke.
     """
     awaited = {end_lsn: time_us for end_lsn, time_us in recorded if end_lsn > slot_lsn}
     last_lsn = max([slot_lsn, begin_lsn, *[end_lsn for end_lsn, _ in recorded if end_lsn <= low_lsn]])

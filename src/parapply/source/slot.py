@@ -107,9 +107,6 @@ class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
 def source_errors(doing: str) -> Iterator[None]:
     """Turn errors of psycopg into ours; every other exception passes.
 
-    Args:
-        doing: what was attempted, for the message.
-
     Raises:
         ConfigError: libpq refuses the DSN.
         SourceRefused: a privilege, an object or a setting is wrong; retrying does not help.
@@ -420,11 +417,7 @@ async def check_publications(conn: Connection, names: Sequence[str]) -> frozense
 
 
 async def published_in_part(conn: Connection, names: Sequence[str]) -> list[tuple[str, str, list[str]]]:
-    """Return (schema, table, operations) of tables some of whose updates, deletes or truncates no publication brings.
-
-    Raises:
-        SourceLost: the connection broke.
-    """
+    """Return (schema, table, operations) of tables whose updates, deletes or truncates no publication brings."""
     # The view takes long for each table, and is read only where a publication leaves something out.
     query: LiteralString = """
         SELECT t.schemaname, t.tablename,

@@ -15,7 +15,7 @@ import struct
 import termios
 import time
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import psycopg
 from psycopg import pq
@@ -39,6 +39,10 @@ LOCAL_RECEIVE_BUFFER_BYTES = 256 * 1024
 _ANY_LSN: Final = 2**64 - 1
 #: Undefined object. The slot existed a moment ago.
 _NO_PUBLICATION: Final = "42704"
+
+
+#: The two ways of the bytes.
+Transport: TypeAlias = "LibpqTransport | PlainTransport"
 
 
 class ReplicationStream:
@@ -97,7 +101,6 @@ class ReplicationStream:
         Raises:
             SlotBusy: another process reads the slot (55006); try again with back-off.
             SourceRefused: the publisher will never accept this command.
-            SourceLost: the connection ended.
         """
         with socket.socket(fileno=self._fd) as view:
             try:
@@ -129,7 +132,6 @@ class ReplicationStream:
         Keep-alives are not among them: the latest is left in `keepalive`.
 
         Raises:
-            SourceLost: the stream ended.
             SourceRefused: it needs a publication of a time when there was none.
             ProtocolError: the bytes are not what a walsender sends.
         """
@@ -159,11 +161,7 @@ class ReplicationStream:
     def send_status(
         self, written_lsn: int, flushed_lsn: int, applied_lsn: int, *, reply_requested: bool = False
     ) -> None:
-        """Report progress; only `flushed_lsn` moves the slot, and it must be durable on the target (trap T-1).
-
-        Raises:
-            SourceLost, SourceRefused: as `drain`.
-        """
+        """Report progress; only `flushed_lsn` moves the slot, and it must be durable on the target (trap T-1)."""
         if self._ended:
             return
         flushed_lsn = max(flushed_lsn, self.confirmed_flush_lsn)
@@ -261,60 +259,7 @@ class QueryFailed(Exception):
         self.sqlstate = sqlstate
 
 
-class Transport(Protocol):
-    """COPY ... TO STDOUT any number of times, then one COPY BOTH; every method may raise CopyFailed."""
-
-    #: File descriptor to watch.
-    fd: int
-    #: Latest keep-alive, whole; its reader puts None here.
-    keepalive: bytes | None
-    #: True if the last `drain` took everything that had come.
-    is_drained: bool
-    #: The server has warned that a publication was missing; the reader that notes it puts False here.
-    has_gap: bool
-
-    @property
-    def has_early_data(self) -> bool:
-        """Return whether data is at hand although the descriptor may stay quiet."""
-
-    async def ask(self, query: str, sent_us: int) -> None:
-        """Send a COPY of columns `lsn` and `data` in binary; nothing else may be under way.
-
-        Args:
-            query: the COPY.
-            sent_us: the send time for its frames, microseconds since 2000-01-01 UTC on the publisher's clock.
-        """
-
-    async def answer(self, take: Callable[[list[bytes], int], Awaitable[None]]) -> bool:
-        """Read the answer as fast as it comes, and leave out all from a Stream Start on; return whether one was in it.
-
-        Args:
-            take: gets frames and their bytes on the wire; nothing is read until it returns.
-
-        Raises:
-            QueryFailed: the server refused; what was handed over may end inside a transaction.
-        """
-
-    async def start(self, command: str) -> None:
-        """Send START_REPLICATION and wait until the server streams."""
-
-    def drain(self, limit_bytes: int) -> list[bytes]:
-        """Return the contents of the CopyData messages of kind 'w' at hand, at most about `limit_bytes`."""
-
-    def write(self, message: bytes) -> None:
-        """Queue one CopyData message."""
-
-    def flush(self) -> bool:
-        """Send what is queued; True if some of it must wait until the descriptor is writable."""
-
-    def end(self) -> None:
-        """Announce to the server that nothing more is sent, if that is possible at once."""
-
-    def close(self) -> None:
-        """Let go of the socket; the connection itself is closed by its owner."""
-
-
-def transport_of(connection: Connection, *, past_libpq: bool = True) -> LibpqTransport | PlainTransport:
+def transport_of(connection: Connection, *, past_libpq: bool = True) -> Transport:
     """Return the fastest transport a connection allows."""
     pg = connection.pgconn
     is_plain = not pg.ssl_in_use and not pg.used_gssapi
@@ -322,17 +267,25 @@ def transport_of(connection: Connection, *, past_libpq: bool = True) -> LibpqTra
 
 
 class LibpqTransport:
-    """By libpq, never blocking: `get_copy_data(0)` would hold the interpreter lock while it waits."""
+    """COPY ... TO STDOUT any number of times, then one COPY BOTH; every method may raise CopyFailed.
+
+    By libpq, never blocking: `get_copy_data(0)` would hold the interpreter lock while it waits.
+    """
 
     def __init__(self, connection: Connection) -> None:
         """Take over an idle connection made with replication=database."""
         self._connection = connection
         self._pg = connection.pgconn
+        #: File descriptor to watch.
         self.fd = self._pg.socket
+        #: Latest keep-alive, whole; its reader puts None here.
         self.keepalive: bytes | None = None
+        #: True if the last `drain` took everything that had come.
         self.is_drained = True
+        #: The server has warned that a publication was missing; the reader that notes it puts False here.
         self.has_gap = False
         connection.add_notice_handler(self._look_at_notice)
+        #: Data is at hand although the descriptor may stay quiet.
         self.has_early_data = False
         self._rows = CopyReader()
 
@@ -341,7 +294,12 @@ class LibpqTransport:
             self.has_gap = True
 
     async def ask(self, query: str, sent_us: int) -> None:
-        """See Transport."""
+        """Send a COPY of columns `lsn` and `data` in binary; nothing else may be under way.
+
+        Args:
+            query: the COPY.
+            sent_us: the send time for its frames, microseconds since 2000-01-01 UTC on the publisher's clock.
+        """
         self._rows.expect_rows(sent_us)
         self._pg.nonblocking = 1
         try:
@@ -352,7 +310,14 @@ class LibpqTransport:
             raise CopyFailed(str(error), error.sqlstate) from error
 
     async def answer(self, take: Callable[[list[bytes], int], Awaitable[None]]) -> bool:
-        """See Transport."""
+        """Read the answer as fast as it comes, and leave out all from a Stream Start on; return whether one was in it.
+
+        Args:
+            take: gets frames and their bytes on the wire; nothing is read until it returns.
+
+        Raises:
+            QueryFailed: the server refused; what was handed over may end inside a transaction.
+        """
         pg = self._pg
         failed: QueryFailed | None = None
         try:
@@ -399,7 +364,7 @@ class LibpqTransport:
                 size = 0
 
     async def start(self, command: str) -> None:
-        """See Transport."""
+        """Send START_REPLICATION and wait until the server streams."""
         try:
             await self._connection.execute(command.encode())
         except psycopg.Error as error:
@@ -409,7 +374,7 @@ class LibpqTransport:
         self.has_early_data = True
 
     def drain(self, limit_bytes: int) -> list[bytes]:
-        """See Transport."""
+        """Return the contents of the CopyData messages of kind 'w' at hand, at most about `limit_bytes`."""
         pg = self._pg
         frames: list[bytes] = []
         append, get_copy_data = frames.append, pg.get_copy_data
@@ -449,14 +414,14 @@ class LibpqTransport:
         return CopyFailed(message, sqlstate.decode() if sqlstate else None)
 
     def write(self, message: bytes) -> None:
-        """See Transport."""
+        """Queue one CopyData message."""
         try:
             self._pg.put_copy_data(message)
         except psycopg.Error as error:
             raise CopyFailed(str(error)) from error
 
     def flush(self) -> bool:
-        """See Transport."""
+        """Send what is queued; True if some of it must wait until the descriptor is writable."""
         try:
             return bool(self._pg.flush())
         except psycopg.Error:
@@ -464,7 +429,7 @@ class LibpqTransport:
             return False
 
     def end(self) -> None:
-        """See Transport."""
+        """Announce to the server that nothing more is sent, if that is possible at once."""
         try:
             self._pg.put_copy_end()
             self._pg.flush()
@@ -472,7 +437,7 @@ class LibpqTransport:
             return
 
     def close(self) -> None:
-        """See Transport: everything belongs to the connection."""
+        """Let go of the socket; the connection itself is closed by its owner."""
 
 
 class PlainTransport:
@@ -491,7 +456,7 @@ class PlainTransport:
 
     @property
     def keepalive(self) -> bytes | None:
-        """See Transport."""
+        """See LibpqTransport."""
         return self._reader.keepalive
 
     @keepalive.setter
@@ -500,11 +465,11 @@ class PlainTransport:
 
     @property
     def has_early_data(self) -> bool:
-        """See Transport."""
+        """See LibpqTransport."""
         return bool(self._early or self._reader.keepalive)
 
     async def ask(self, query: str, sent_us: int) -> None:
-        """See Transport."""
+        """See LibpqTransport."""
         self._reader.expect_rows(sent_us)
         try:
             await asyncio.get_running_loop().sock_sendall(self._socket, _message(b"Q", query.encode() + b"\0"))
@@ -512,7 +477,7 @@ class PlainTransport:
             raise CopyFailed(error.strerror or str(error)) from error
 
     async def answer(self, take: Callable[[list[bytes], int], Awaitable[None]]) -> bool:
-        """See Transport."""
+        """See LibpqTransport."""
         loop = asyncio.get_running_loop()
         reader = self._reader
         fields: dict[str, str] = {}
@@ -552,7 +517,7 @@ class PlainTransport:
         return reader.has_stream
 
     async def start(self, command: str) -> None:
-        """See Transport."""
+        """See LibpqTransport."""
         loop = asyncio.get_running_loop()
         others = self._reader.others
         try:
@@ -575,7 +540,7 @@ class PlainTransport:
             raise CopyFailed(error.strerror or str(error)) from error
 
     def drain(self, limit_bytes: int) -> list[bytes]:
-        """See Transport."""
+        """See LibpqTransport."""
         frames, self._early = self._early, []
         reader, receive_into = self._reader, self._socket.recv_into
         size = 0
@@ -617,11 +582,11 @@ class PlainTransport:
             self.has_gap = self.has_gap or _is_gap(fields.get("V"), fields.get("C"))
 
     def write(self, message: bytes) -> None:
-        """See Transport."""
+        """See LibpqTransport."""
         self._unsent += _message(b"d", message)
 
     def flush(self) -> bool:
-        """See Transport."""
+        """See LibpqTransport."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
@@ -633,12 +598,12 @@ class PlainTransport:
         return False
 
     def end(self) -> None:
-        """See Transport."""
+        """See LibpqTransport."""
         self._unsent += _message(b"c", b"")
         self.flush()
 
     def close(self) -> None:
-        """See Transport."""
+        """See LibpqTransport."""
         self._socket.close()
 
 

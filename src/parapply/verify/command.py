@@ -166,11 +166,7 @@ async def comparison(config: Config, options: VerifyOptions, again: VerifyAgain 
 
 @asynccontextmanager
 async def ends_at_rest(config: Config, options: VerifyOptions) -> AsyncIterator[EndsAtRest]:
-    """Open sessions for comparisons of two sides to which nothing is written.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be connected to.
-    """
+    """Open sessions for comparisons of two sides to which nothing is written."""
     async with AsyncExitStack() as stack:
         name = f"parapply verify {config.source.slot}"
         source, target = [], []
@@ -201,11 +197,7 @@ class EndsAtRest:
         self._target = target
 
     async def comparison(self, again: VerifyAgain, at_lsn: int) -> VerifyResult:
-        """Compare what both sides hold now; the daemon has applied everything up to `at_lsn`, and nothing came after.
-
-        Raises:
-            SourceRefused, SourceLost, TargetRefused, TargetLost: an end cannot be read.
-        """
+        """Compare what both sides hold now; all up to `at_lsn` has been applied, and nothing came after."""
         with slot.source_errors("comparing"):
             for reader in self._source:
                 await reader.execute(f"{_BEGIN}; {BEFORE_TABLES}")

@@ -126,11 +126,7 @@ class VerifyEnd:
         return collected
 
     async def why_unknown(self, table: Compared) -> str:
-        """Return why the snapshot's rows of a table were not read; empty: they were.
-
-        Raises:
-            SourceRefused, SourceLost, TargetRefused, TargetLost: the catalogue could not be read.
-        """
+        """Return why the snapshot's rows of a table were not read; empty: they were."""
         relations = [(part.schema, part.name) for part in self._leaves(table)]
         with self._errors(table.published):
             found = await rewritten(self._sessions[0], relations)
@@ -143,7 +139,6 @@ class VerifyEnd:
 
         Raises:
             SourceRefused, TargetRefused: they are not known.
-            SourceLost, TargetLost: a session failed.
         """
         if why := await self.why_unknown(table):
             raise (SourceRefused if self._is_source else TargetRefused)(why, hint="run the same command again")
@@ -154,9 +149,6 @@ class VerifyEnd:
 
         A transaction keeps each relation that it has read locked, and shared memory has room for a few thousand.
         Relations locked after a savepoint are unlocked by going back to it (manual, SAVEPOINT and "Explicit Locking").
-
-        Raises:
-            SourceLost, SourceRefused, TargetLost, TargetRefused: a session failed.
         """
         self._n_locked += len(self._leaves(table))
         if self._n_locked >= _MOST_LOCKED or time.monotonic() - self._unlocked_s >= _LONGEST_LOCKED_S:
@@ -193,11 +185,7 @@ def drawn(chosen: random.Random, n_ranges: int, n_wanted: int, read: Sequence[in
 
 # A bad sample makes ranges of unequal size, but no wrong result: both ends number the rows by the same values.
 async def ranges_of(source: Connection, table: PublishedTable, type_name: str, count: int) -> Ranges:
-    """Return about `count` ranges of the key's first column; hash slices if too few of its values differ.
-
-    Raises:
-        SourceRefused, SourceLost: the sample could not be read.
-    """
+    """Return about `count` ranges of the key's first column; hash slices if too few of its values differ."""
     column = table.key[0]
     leaves = [leaf for leaf in table.leaves if leaf.has_ranges]
     pages = max(1, sum(leaf.pages for leaf in leaves))

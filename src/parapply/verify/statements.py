@@ -41,9 +41,6 @@ async def statements(
     """Return the statements for the keys that differ; all DELETEs come first, as keys may be equal that print apart.
 
     They are one transaction, because the INSERTs after a DELETE that fails would double rows.
-
-    Raises:
-        SourceRefused, SourceLost, TargetRefused, TargetLost: the rows or the target's columns could not be read.
     """
     table = compared.published
     deleted: list[str] = []

@@ -8,26 +8,22 @@ from random import Random
 from parapply.copy.places import Access, Places
 
 
-def test_the_lowest_rank_is_next() -> None:
+async def test_the_lowest_rank_is_next() -> None:
     """A place that becomes free goes to the largest database that waits, however late it came."""
+    places = Places(1)
+    order: list[int] = []
 
-    async def run() -> list[int]:
-        places = Places(1)
-        order: list[int] = []
+    async def work(rank: int) -> None:
+        async with Access(places, rank).lane():
+            order.append(rank)
 
-        async def work(rank: int) -> None:
-            async with Access(places, rank).lane():
-                order.append(rank)
-
-        async with Access(places, 9).lane(), asyncio.TaskGroup() as group:
-            for rank in (5, 0, 3):
-                group.create_task(work(rank))
-            await asyncio.sleep(0)
-            # Ends while the others wait.
-            group.create_task(_give(places))
-        return order
-
-    assert asyncio.run(run()) == [0, 3, 5]
+    async with Access(places, 9).lane(), asyncio.TaskGroup() as group:
+        for rank in (5, 0, 3):
+            group.create_task(work(rank))
+        await asyncio.sleep(0)
+        # Ends while the others wait.
+        group.create_task(_give(places))
+    assert order == [0, 3, 5]
 
 
 async def _give(places: Places) -> None:
@@ -36,23 +32,19 @@ async def _give(places: Places) -> None:
     await places.take(99)
 
 
-def test_the_place_that_is_kept_is_the_first_lanes() -> None:
+async def test_the_place_that_is_kept_is_the_first_lanes() -> None:
     """A copy that has begun needs no second place for its first lane, and gives back one that no lane has used."""
-
-    async def run() -> None:
-        places = Places(1)
-        access = Access(places)
-        async with access.kept():
-            async with access.lane():
-                pass
-            async with access.lane():
-                pass
-        async with access.kept():
+    places = Places(1)
+    access = Access(places)
+    async with access.kept():
+        async with access.lane():
             pass
-        async with asyncio.timeout(5), access.lane():
+        async with access.lane():
             pass
-
-    asyncio.run(run())
+    async with access.kept():
+        pass
+    async with asyncio.timeout(5), access.lane():
+        pass
 
 
 def test_no_place_is_lost() -> None:

@@ -123,9 +123,6 @@ class ConflictHandler:
         Args:
             stop: with the conflict.
             source: of it, whose end is known by now.
-
-        Raises:
-            TargetRefused, TargetLost: it could not be written.
         """
         conflict = msgspec.structs.replace(stop.conflict, source=source)
         async with self._control_pool.session() as conn:
@@ -186,11 +183,7 @@ class ConflictHandler:
         self._log.warning("transaction_skipped", end_lsn=format_lsn(end_lsn), xid=xid)
 
     async def learn(self, transaction: Transaction) -> None:
-        """Record the commit LSN of a large transaction that is to be skipped when it comes again.
-
-        Raises:
-            TargetRefused, TargetLost: as `Skips.learn`.
-        """
+        """Record the commit LSN of a large transaction that is to be skipped when it comes again."""
         async with self._control_pool.session() as conn:
             await self.skips.learn(conn, transaction.commit_lsn, transaction.end_lsn)
 
@@ -200,9 +193,6 @@ class ConflictHandler:
         Args:
             conn: the leader's, free before its tasks start. The pool's reads the catalogue, while the stream is read.
             low_lsn: everything that ends here or before is applied.
-
-        Raises:
-            TargetRefused, TargetLost: as everywhere.
         """
         await self.skips.look(conn, low_lsn, lambda _: False)
 
@@ -212,9 +202,6 @@ class ConflictHandler:
         Args:
             low_lsn: everything that ends here or before is applied.
             is_committing: as `Skips.look`.
-
-        Raises:
-            TargetRefused, TargetLost: as everywhere.
         """
         async with self._control_pool.session() as conn:
             if await self.skips.look(conn, low_lsn, is_committing):

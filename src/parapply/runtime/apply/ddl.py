@@ -184,11 +184,7 @@ class PiecesWithCommands(Pieces):
 async def note(
     session: WorkerSession, rules: CommandRules, command: QueuedCommand, commit_lsn: int, reason: str
 ) -> None:
-    """Note inside the open transaction that a command has run, or will run later; with a reason, that it is left out.
-
-    Raises:
-        TargetLost: it could not be noted, or the connection ended.
-    """
+    """Note inside the open transaction that a command has run, or will later; with a reason, that it is left out."""
     outcome = CommandOutcome.PENDING if command.is_later else CommandOutcome.APPLIED
     texts = (
         str(rules.slot_id),
@@ -268,15 +264,7 @@ class SkippedCommands:
         self._n_lost = 0
 
     async def taken_from(self, piece: Transaction, current: Mapping[int, TablePlan]) -> Transaction:
-        """Return a piece without its commands, each noted as left out.
-
-        Args:
-            piece: the next one.
-            current: plans in force before it.
-
-        Raises:
-            TargetLost: the connection ended, or a command could not be noted.
-        """
+        """Return a piece without its commands, each noted as left out; `current` is in force before it."""
         if not (piece.has_ddl or self._done):
             return piece
         await self._tables.resolve_streamed(piece.relations)

@@ -117,11 +117,7 @@ class StallCheck:
         self._log = get_logger()
 
     async def run(self) -> None:
-        """Check from time to time until cancelled.
-
-        Raises:
-            TargetLost: the connection ended.
-        """
+        """Check from time to time until cancelled."""
         while True:
             await self._pool.rest.sleep(self._stalls.check_s)
             self._engine.foreign_waits.clear()

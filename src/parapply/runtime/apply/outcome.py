@@ -21,7 +21,6 @@ async def apply_outcome(job: OutcomeJob, target: TargetTransaction, repair: Repa
 
     Raises:
         ApplyFailed: it fails, and on_error is "stop"; or another session ended it in another way.
-        TargetLost, TargetRefused: as everywhere.
     """
     batch = job.batch
     record = Record(batch.end_lsn, batch.end_lsn, batch.commit_time_us, 0, low_lsn=batch.end_lsn)

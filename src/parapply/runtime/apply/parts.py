@@ -73,7 +73,6 @@ class PartApply:
 
         Raises:
             ApplyFailed: a transaction of it fails, and on_error is "stop".
-            TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
         if job.resume is None:
             if job.batch.is_suspect:

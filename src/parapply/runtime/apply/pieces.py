@@ -84,7 +84,6 @@ class Pieces:
         Raises:
             ConflictStop, DataFailed, RolledBack, Unwanted: as `PieceRepair`, at the head.
             StatementFailed: a piece failed, elsewhere.
-            TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
         last: Transaction | None = None
         try:
@@ -109,7 +108,6 @@ class Pieces:
 
         Raises:
             ConflictStop, DataFailed, RolledBack, Unwanted, StatementFailed: as `apply`, of the one before.
-            TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
         try:
             planned = await self.plan(piece)
@@ -123,7 +121,6 @@ class Pieces:
 
         Raises:
             ConflictStop, DataFailed, RolledBack, Unwanted, StatementFailed: as `apply`, of the one before.
-            TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
         n_attempts = self._job.attempts
         try:
@@ -159,11 +156,7 @@ class Pieces:
                 raise
 
     async def stop(self) -> None:
-        """Have the target stop the running statement, and wait until it has; the session can be used afterwards.
-
-        Raises:
-            TargetLost: the connection ended.
-        """
+        """Have the target stop the running statement, and wait until it has; the session can be used afterwards."""
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return

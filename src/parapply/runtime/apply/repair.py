@@ -86,7 +86,6 @@ class Repair:
 
         Raises:
             TargetRefused: a table can no longer be written to.
-            TargetLost: the connection ended, or the target could not be asked.
         """
         if failure.sqlstate:
             return False
@@ -100,9 +99,6 @@ class Repair:
         """Read the tables of commands again, and return whether that may help: the first time, or if one has changed.
 
         Tables may be altered several times while one transaction is tried.
-
-        Raises:
-            TargetRefused, TargetLost: as `learns`.
         """
         tables = self._kit.tables
         await refresh({command.plan.relation for command in commands})
@@ -139,11 +135,7 @@ class Repair:
         attempts: Attempts,
         refresh: Refresh,
     ) -> bool:
-        """Return whether the same may be tried again, when it may; `refresh` is as of `learns`.
-
-        Raises:
-            TargetRefused, TargetLost: as `learns`.
-        """
+        """Return whether the same may be tried again, when it may; `refresh` is as of `learns`."""
         judged = classify(failure)
         if judged is FailureClass.AGAIN:
             await asyncio.sleep(attempts.again_s())

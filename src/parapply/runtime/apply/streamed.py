@@ -59,14 +59,7 @@ class StreamApply:
     """Used by one worker for one job."""
 
     def __init__(self, job: StreamJob, target: TargetTransaction, repair: Repair, kit: WorkerKit) -> None:
-        """Apply nothing yet.
-
-        Args:
-            job: of the transaction.
-            target: with no open transaction.
-            repair: of the worker, for failures at the commit.
-            kit: of the workers.
-        """
+        """Apply nothing yet; the target has no open transaction, and the repair is for failures at the commit."""
         self._job = job
         self._stream = buffer_of(job)
         self._target = target
@@ -86,7 +79,6 @@ class StreamApply:
         Raises:
             ApplyFailed: a row still fails when everything earlier has committed.
             SpillFailed: the kept chunks are damaged.
-            TargetLost, TargetRefused, ProtocolError: as everywhere.
         """
         stream, job = self._stream, self._job
         if stream.is_followed:

@@ -340,11 +340,7 @@ class TargetTransaction:
         await self.end(job, record)
 
     async def leave_out(self, job: AppliedJob, message: Prepare | StreamPrepare, end: Transaction) -> None:
-        """Record a PREPARE that the publisher has rolled back, without preparing anything; no transaction is open.
-
-        Raises:
-            TargetLost: the connection ended.
-        """
+        """Record a PREPARE that the publisher has rolled back, without preparing anything; no transaction is open."""
         await self._leave_out(job, message, record_at_head(end))
 
     async def _leave_out(self, job: AppliedJob, message: Prepare | StreamPrepare, record: Record) -> None:

@@ -69,7 +69,6 @@ class Worker:
 
         Raises:
             ApplyFailed: a batch still fails at the head.
-            TargetLost: the connection ended.
             TargetRefused: a table or a privilege is missing.
             ProtocolError: a change cannot be read.
         """

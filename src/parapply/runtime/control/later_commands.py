@@ -84,11 +84,7 @@ class LaterCommands:
         await self._settled.wait()
 
     async def run(self) -> None:
-        """Run pending commands, and new ones, until cancelled.
-
-        Raises:
-            TargetLost: the state cannot be read or written.
-        """
+        """Run pending commands, and new ones, until cancelled."""
         while True:
             self._called.clear()
             is_again = await self._run_all()

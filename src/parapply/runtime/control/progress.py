@@ -112,11 +112,7 @@ class Progress:
         return self.is_asking_target and self._clock() - self._turned_s >= _HELD_UP_S
 
     async def report_at_once(self) -> None:
-        """Report the received and the visible position as soon as they change, while commits wait for them.
-
-        Raises:
-            SourceLost: the stream ended.
-        """
+        """Report the received and the visible position as soon as they change, while commits wait for them."""
         while True:
             await self._news.wait()
             if self._stream_error is not None:

@@ -456,9 +456,6 @@ class Admission:
         Args:
             relations: in their order.
             was_in_progress: they were announced some time ago, while their transaction was: they are read again.
-
-        Raises:
-            TargetLost: the connection ended.
         """
         others = relations if was_in_progress else self._not_in_force(relations)
         if others and self.batcher.is_backlog:
@@ -488,11 +485,7 @@ class Admission:
             self.starts.announce(relation)
 
     async def announce(self, relations: Sequence[Relation]) -> None:
-        """Put relations in force for the next changes.
-
-        Raises:
-            TargetLost: the connection ended.
-        """
+        """Put relations in force for the next changes."""
         await self._resolve(relations)
         await self._settle(relations)
         self.batcher.announce(relations)

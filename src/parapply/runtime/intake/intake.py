@@ -53,16 +53,7 @@ class Intake:
         due: DueTimes,
         reports: Reports,
     ) -> None:
-        """Keep the parts, in the order in which a transaction passes them.
-
-        Args:
-            admission: rules of entry.
-            special: takes transactions that do not simply come whole.
-            batcher: of the open batch.
-            room: for more reading.
-            due: when transactions may enter.
-            reports: informed of everything received.
-        """
+        """Keep the parts, in the order in which a transaction passes them."""
         self._reader = batcher.reader
         self._room = room
         self._admission = admission

@@ -46,13 +46,7 @@ class SlotReader:
     """Reads the slot's stream. Used by intake's task; the fields say who else writes them."""
 
     def __init__(self, stream: SlotStream, assembler: Assembler, omission: Omission | None = None) -> None:
-        """Start with nothing read, and not reading.
-
-        Args:
-            stream: of the slot.
-            assembler: new.
-            omission: new; None: all columns are wanted.
-        """
+        """Start with nothing read, and not reading; without an omission all columns are wanted."""
         self.stream = stream
         self._assembler = assembler
         self._omission = omission

@@ -188,12 +188,7 @@ class StreamBuffers:
         return len(self._open)
 
     async def add(self, piece: Transaction, chunk: Chunk, after_seq: int) -> StreamBuffer:
-        """Keep a chunk, and give it to the worker that follows the transaction.
-
-        Args:
-            piece: its changes.
-            chunk: whose they are.
-            after_seq: number of the last batch that came before it.
+        """Keep a chunk that came after a batch, and give it to the worker that follows the transaction.
 
         Returns:
             Its stream. If it is large and not followed, a worker might follow it.

@@ -81,7 +81,6 @@ async def judge(
     Raises:
         TargetRefused: one is no such expression, or reads what its value cannot be known from, or runs code of an owner
             who may not become the role that applies; or no temporary table may be made.
-        TargetLost: the connection broke.
     """
     found: dict[str, Replacement] = {}
     if not texts:

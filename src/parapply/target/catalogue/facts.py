@@ -76,7 +76,6 @@ async def load_facts(conn: psycopg.AsyncConnection[Any], schema: str, name: str,
     Raises:
         TargetRefused: the relation is not a table, or holds parapply's own progress; it or a partition is a foreign
             table or UNLOGGED.
-        TargetLost: the connection broke.
     """
     found = (await load_many(conn, [(schema, name)], role=role)).get((schema, name))
     if isinstance(found, TargetRefused):
@@ -90,9 +89,6 @@ async def make_plan(conn: psycopg.AsyncConnection[Any], *, role: str) -> None:
     Args:
         conn: any session of the target, in autocommit mode.
         role: as of `load_facts`.
-
-    Raises:
-        TargetLost: the connection broke.
     """
     with target_errors("reading the catalogue of the published tables"):
         async with conn.transaction():
@@ -104,14 +100,7 @@ async def make_plan(conn: psycopg.AsyncConnection[Any], *, role: str) -> None:
 async def load_facts_inside(
     ask: Ask, schema: str, name: str, *, role: str, privileges: Sequence[str]
 ) -> TableFacts | None:
-    """Return what `load_facts` would return to a session inside its open transaction, and check access.
-
-    Args:
-        ask: runs a query in that session.
-        schema: as announced.
-        name: as announced.
-        role: as of `load_facts`.
-        privileges: as of `check_table_access`.
+    """Return what `load_facts` would return to a session that asks inside its open transaction, and check access.
 
     Raises:
         TargetRefused: as `load_facts` and `check_table_access`.
@@ -137,9 +126,6 @@ async def load_many(
         conn: any session of the target.
         names: schema and name of each.
         role: as of `load_facts`.
-
-    Raises:
-        TargetLost: the connection broke.
     """
     with target_errors("reading the catalogue of the published tables"):
         if len(names) == 1 and conn in _planned:
@@ -168,9 +154,6 @@ async def load_alike(
         shapes: tables described by earlier calls, a moment ago, by their shapes; more are added. Objects that tables
             use, such as functions, may have changed since then.
         most: shapes to describe at most, the commonest.
-
-    Raises:
-        TargetLost: the connection broke.
     """
     with target_errors("reading the catalogue of the published tables"):
         async with conn.transaction():
@@ -212,11 +195,7 @@ def _columns_of(names: Sequence[tuple[str, str]]) -> tuple[list[str], list[str]]
 async def table_oids(
     conn: psycopg.AsyncConnection[Any], names: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], int]:
-    """Return the OID of each existing relation, by schema and name; one round trip.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return the OID of each existing relation, by schema and name; one round trip."""
     with target_errors("looking for the published tables"):
         found = await _rows(conn, OIDS_SQL, _columns_of(names))
     return {(schema, name): oid for schema, name, oid in found}
@@ -314,7 +293,6 @@ async def check_table_access(
 
     Raises:
         TargetRefused: a privilege is missing (all are named), row-level security applies, or the table is gone.
-        TargetLost: the connection broke.
     """
     table = f"{facts.schema}.{facts.name}"
     with target_errors(f"checking access to {table}"):
@@ -358,7 +336,6 @@ async def check_foreign_code(
 
     Raises:
         TargetRefused: as `refuse_foreign_code`.
-        TargetLost: the connection broke.
     """
     with target_errors(f"looking for code of {schema}.{name}"):
         await conn.execute(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(sql.Identifier(schema, name)))
@@ -373,7 +350,6 @@ async def look_for_foreign_code(
 
     Raises:
         TargetRefused: as `refuse_foreign_code`.
-        TargetLost: the connection broke.
     """
     with target_errors(f"looking for code of {schema}.{name}"):
         found = await _rows(conn, FOREIGN_SQL, (schema, name, role))
@@ -384,11 +360,7 @@ async def look_for_foreign_code(
 async def access_problems(
     conn: psycopg.AsyncConnection[Any], tables: Sequence[TableFacts], privileges: Sequence[str] = ROW_PRIVILEGES
 ) -> dict[tuple[str, str], TargetRefused]:
-    """Return what `check_table_access` would raise, by schema and name; one round trip for all tables.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return what `check_table_access` would raise, by schema and name; one round trip for all tables."""
     with target_errors("checking access to the published tables"):
         found = await _rows(conn, ACCESS_SQL, ([facts.oid for facts in tables], list(privileges)))
     by_oid = {row[0]: row for row in found}

@@ -130,9 +130,6 @@ async def change_counts(conn: psycopg.AsyncConnection[Any]) -> str:
 
     Args:
         conn: in autocommit mode.
-
-    Raises:
-        TargetLost: the connection broke.
     """
     with target_errors("looking for catalogue changes"):
         async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
@@ -142,11 +139,7 @@ async def change_counts(conn: psycopg.AsyncConnection[Any]) -> str:
 
 
 async def fingerprints_of_few(conn: psycopg.AsyncConnection[Any], oids: Sequence[int]) -> dict[int, str]:
-    """Return what `fingerprints` does by lookups for each table: cheaper for a few hundred of many, dearer for all.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return what `fingerprints` does by lookups for each table: cheaper for a few hundred of many, dearer for all."""
     if not oids:
         return {}
     with target_errors("looking for catalogue changes"):
@@ -171,9 +164,6 @@ async def fingerprints(conn: psycopg.AsyncConnection[Any], oids: Sequence[int]) 
 
     Returns:
         One text for each OID that exists; a table that was dropped is missing.
-
-    Raises:
-        TargetLost: the connection broke.
     """
     if not oids:
         return {}

@@ -105,11 +105,7 @@ END$parapply$"""  # noqa: S608  integers only
 async def holders(
     conn: Connection, slot_id: int, *, lock_class: int = LOCK_CLASS, with_self: bool = False
 ) -> tuple[Holder, ...]:
-    """Return the sessions that hold the locks of a slot, the leader first; this session only with `with_self`.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return the sessions that hold the locks of a slot, the leader first; this session only with `with_self`."""
     query = sql.SQL(
         "SELECT l.pid, a.application_name, pg_catalog.host(a.client_addr), a.client_port, a.backend_start,"
         " l.objid = $2::oid"
@@ -136,15 +132,8 @@ async def holders(
 async def take_commands(conn: Connection, system_identifier: str, database: str, wait_s: float) -> None:
     """Take the lock for running the commands of a publisher's database here; the session keeps it until it ends.
 
-    Args:
-        conn: control session.
-        system_identifier: of the publisher.
-        database: there.
-        wait_s: how long to wait for a session that ends.
-
     Raises:
         LeaseHeld: the daemon of another slot has it.
-        TargetLost: the connection broke.
     """
     taking = sql.SQL(
         "SELECT pg_catalog.pg_try_advisory_lock(key), (SELECT a.application_name FROM pg_catalog.pg_locks AS l"
@@ -190,7 +179,6 @@ async def take_lease(  # noqa: PLR0913  who, which, how long
     Raises:
         LeaseHeld: another session still holds it after `wait_s`; names it.
         TargetRefused: takeover needs the same role, or pg_signal_backend.
-        TargetLost: the connection broke.
     """
     if takeover:
         with target_errors("taking over the lease"):
@@ -239,9 +227,6 @@ async def fence(
         slot_id: of the state.
         on_wait: called with the sessions waited for, at first and whenever they change.
         lock_class: first key of the locks.
-
-    Raises:
-        TargetLost: the connection broke.
     """
     told: tuple[Holder, ...] = ()
     delay_s = _POLL_MIN_S

@@ -70,9 +70,6 @@ async def carry_origin(conn: Connection, name: str, first_pid: int = 0) -> Origi
         conn: in autocommit mode.
         name: of the origin; made if it is not there.
         first_pid: server process of the session that has it and shares it; 0: it is for this session first.
-
-    Raises:
-        TargetLost: the connection broke.
     """
     text = sql.SQL(
         "SELECT pg_catalog.pg_replication_origin_create({name}) WHERE NOT EXISTS (SELECT FROM"
@@ -131,9 +128,6 @@ async def release_origins(conn: Connection, names: Sequence[str]) -> None:
     Args:
         conn: in autocommit mode.
         names: of the origins; one that is not there is left out.
-
-    Raises:
-        TargetLost: the connection broke.
     """
     query = sql.SQL(
         "SELECT pg_catalog.pg_replication_origin_drop(roname) FROM pg_catalog.pg_replication_origin WHERE roname = $1"
@@ -151,11 +145,7 @@ async def release_origins(conn: Connection, names: Sequence[str]) -> None:
 
 
 async def followers(conn: Connection, tables: Sequence[Name]) -> list[str]:
-    """Return the slots of this database that may send changes of tables on: a publication has one of them.
-
-    Raises:
-        TargetRefused, TargetLost: as everywhere.
-    """
+    """Return the slots of this database that may send changes of tables on: a publication has one of them."""
     query = sql.SQL(
         "SELECT s.slot_name::text FROM pg_catalog.pg_replication_slots AS s WHERE s.plugin = 'pgoutput'"
         " AND s.database = pg_catalog.current_database() AND EXISTS (SELECT"
@@ -175,11 +165,7 @@ async def followers(conn: Connection, tables: Sequence[Name]) -> list[str]:
 
 
 async def drop_origins(conn: Connection, slot_id: int) -> str:
-    """Drop all origins of a slot; return why some are left, empty if none is.
-
-    Raises:
-        TargetRefused, TargetLost: as everywhere.
-    """
+    """Drop all origins of a slot; return why some are left, empty if none is."""
     query = "SELECT {} FROM pg_catalog.pg_replication_origin WHERE pg_catalog.starts_with(roname, $1)"
     of_slot = [origin_name(slot_id, "")]
     with target_errors("dropping the replication origins"):

@@ -180,9 +180,6 @@ class Pipeline:
 
         Returns:
             The results of what was executed, and the failure, if there was one; its index counts over all flights.
-
-        Raises:
-            TargetLost: as `run`.
         """
         if self._lost is not None:
             raise self._lost

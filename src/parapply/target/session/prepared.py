@@ -58,9 +58,6 @@ async def pending(conn: Connection, schema: str, slot_id: int) -> dict[int, tupl
     """Return the transactions prepared here for a slot: (name, end LSN of the PREPARE) by xid of the publisher.
 
     A transaction of a role that may not write the state is none of ours, whatever its name is.
-
-    Raises:
-        TargetLost: the connection broke.
     """
     query = sql.SQL(f"SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE {_OURS} ORDER BY prepared")  # noqa: S608
     with target_errors("reading what is prepared"):
@@ -86,7 +83,6 @@ async def check_possible(conn: Connection) -> None:
 
     Raises:
         TargetRefused: max_prepared_transactions is 0.
-        TargetLost: the connection broke.
     """
     with target_errors("asking for max_prepared_transactions"):
         ((most,),) = await rows(conn, sql.SQL("SELECT pg_catalog.current_setting('max_prepared_transactions')::int"))
@@ -107,11 +103,7 @@ def check_ending(pending: Sized, *, two_phase: bool) -> None:
 
 
 async def others(conn: Connection, schema: str, slot_id: int) -> list[str]:
-    """Return the names under which roles that may not write the state have prepared, of the form of a slot's.
-
-    Raises:
-        TargetLost: the connection broke.
-    """
+    """Return the names under which roles that may not write the state have prepared, of the form of a slot's."""
     here = "database = pg_catalog.current_database() AND pg_catalog.starts_with(gid, $1)"
     query = sql.SQL(f"SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE {here} AND ({_OURS}) IS NOT TRUE")  # noqa: S608
     with target_errors("reading what is prepared"):
@@ -125,7 +117,6 @@ async def check_no_orphans(conn: Connection) -> None:
 
     Raises:
         TargetRefused: it does.
-        TargetLost: the connection broke.
     """
     query = sql.SQL(
         "SELECT gid FROM pg_catalog.pg_prepared_xacts AS x WHERE database = pg_catalog.current_database()"
@@ -148,7 +139,6 @@ async def check_may_end(conn: Connection, schema: str, slot_id: int) -> None:
 
     Raises:
         TargetRefused: another role prepared some of it.
-        TargetLost: the connection broke.
     """
     query = sql.SQL(
         f"SELECT DISTINCT owner::text FROM pg_catalog.pg_prepared_xacts WHERE {_OURS} AND owner <> CURRENT_USER"  # noqa: S608
@@ -168,7 +158,6 @@ async def roll_back(conn: Connection, gids: Sequence[str]) -> None:
 
     Raises:
         TargetRefused: another role prepared them.
-        TargetLost: the connection broke.
     """
     with target_errors("rolling back what is prepared"):
         for gid in gids:

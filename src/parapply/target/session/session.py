@@ -144,7 +144,6 @@ class WorkerSession:
 
         Raises:
             TargetLost: no connection, or this leader no longer holds the lease.
-            TargetRefused: a privilege is missing.
         """
         with settings.target_errors("connecting a worker"):
             connection = await settings.open_session(options.login, options.application_name, kind="worker")
@@ -222,13 +221,8 @@ class WorkerSession:
         nothing needs to be waited for before the commit. Neither BEGIN nor COMMIT is sent, which each cost as much as a
         quarter of one row: the flight is the transaction, and commits at its end.
 
-        Args:
-            record: of the transaction.
-            commands: of it.
-            is_commit_timed: ask for the time below.
-
         Returns:
-            When the server began to commit, by the event loop's clock; 0.0: not known.
+            When the server began to commit, by the event loop's clock; 0.0: not known, or not asked for.
 
         Raises:
             StatementFailed: as both. Nothing is open then.
@@ -280,9 +274,6 @@ class WorkerSession:
         Returns:
             Number of transactions that have committed, and the failure of the next one; its `statement` is the index
             in the commands of that transaction, -1 for its record or COMMIT.
-
-        Raises:
-            TargetLost: as `execute_and_commit`.
         """
         failpoints.probe(failpoints.BEFORE_STATE)
         ends: list[int] = []  # of each transaction sent, the index of its COMMIT
@@ -354,11 +345,7 @@ class WorkerSession:
         await self._run_checked(commands, commands, before=0)
 
     async def begin(self) -> None:
-        """Begin the transaction of a large source transaction, whose record comes last: its end LSN is not known yet.
-
-        Raises:
-            TargetLost: the connection ended.
-        """
+        """Begin the transaction of a large source transaction, whose record comes last, once its end is known."""
         self._has_savepoint = False
         await self._run_surely([_BEGIN])
 
@@ -402,11 +389,7 @@ class WorkerSession:
             before = []
 
     async def undo_piece(self) -> None:
-        """Go back to before the last piece, after it failed.
-
-        Raises:
-            TargetLost: the connection ended.
-        """
+        """Go back to before the last piece, after it failed."""
         await self._run_surely([_ROLLBACK_TO, _RELEASE])
         self._has_savepoint = False
 
@@ -479,7 +462,6 @@ class WorkerSession:
         Raises:
             StatementFailed: `statement` is 0 where it was the command that failed; the caller goes back with
                 `undo_piece`.
-            TargetLost: the connection ended.
         """
         await self.piece([])
         calls = ", ".join([f"pg_catalog.set_config(${2 * n + 1}, ${2 * n + 2}, true)" for n in range(len(values))])
@@ -574,7 +556,6 @@ class WorkerSession:
 
         Raises:
             StatementFailed: none has that name, or another role prepared it.
-            TargetLost: the connection ended.
         """
         if self._stamps:
             # The session still has the commit time of what it recorded last.
@@ -618,11 +599,7 @@ class WorkerSession:
             raise StatementFailed("the server rolled back instead of committing")
 
     async def rollback(self) -> None:
-        """End the transaction without effect, whatever state it is in; do nothing where none is open.
-
-        Raises:
-            TargetLost: the connection ended.
-        """
+        """End the transaction without effect, whatever state it is in; do nothing where none is open."""
         if self.pipeline.is_outside_transaction:
             return
         await self._run_surely([_ROLLBACK])
@@ -635,11 +612,7 @@ class WorkerSession:
             await self.pipeline.run(statements)
 
     async def forget_statements(self) -> None:
-        """Have every statement planned again, because tables changed under them (trap T-48).
-
-        Raises:
-            TargetLost: the connection ended.
-        """
+        """Have every statement planned again, because tables changed under them (trap T-48)."""
         self.pipeline.forget_statements()
         # The unnamed statement: the named ones are what goes.
         await self.pipeline.run([_FORGET])

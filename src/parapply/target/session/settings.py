@@ -300,9 +300,6 @@ async def target_settings(conn: Connection) -> TargetSettings:
     """Return the settings of a session's server.
 
     Source: PostgreSQL manual, "Lock Management", for the places of the table of locks.
-
-    Raises:
-        TargetLost: the connection broke.
     """
     with target_errors("reading its settings"):
         (row,) = await rows(conn, _TARGET_SETTINGS)
@@ -388,7 +385,6 @@ async def pin_session(conn: Connection, *, kind: Kind, role: str, synchronous_co
 
     Raises:
         TargetRefused: session_replication_role may not be set by this role (T-62).
-        TargetLost: the connection broke.
     """
     text = pinning(kind, conn.info.server_version, role, synchronous_commit)
     with target_errors("pinning session settings"):
@@ -404,7 +400,6 @@ async def check_direct(conn: Connection) -> None:
 
     Raises:
         TargetRefused: a pooler stands between, or the server is a standby or read only (F32).
-        TargetLost: the connection broke.
     """
     query = sql.SQL(
         "SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),"

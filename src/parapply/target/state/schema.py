@@ -6,8 +6,9 @@ Must never create an unlogged table: a crash would empty it while the rows it sp
 
 from __future__ import annotations
 
+import re
 import secrets
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +19,6 @@ from parapply.errors import StateClosed, TargetRefused
 from parapply.model import parse_lsn
 from parapply.state_mark import STATE_COMMENT
 from parapply.target.session.settings import rows, target_errors
-from parapply.target.state.comments import COMMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -48,8 +48,21 @@ _DROP = "DROP FUNCTION {s}.wait_for; DROP VIEW {s}.progress, {s}.prepared; DROP 
 #: Key of the transaction lock under which the schema is made: two `CREATE ... IF NOT EXISTS` at once can collide.
 _DDL_LOCK_KEY = 0x70617261_70706C79
 
-#: Everything that is in it but the comments.
+#: Everything that is in it; the comments on tables, views and columns stand behind them.
 _TABLES = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
+
+
+@cache
+def comments() -> dict[tuple[str, str], tuple[str, dict[str, str]]]:
+    """Return the comments on each table and view, by kind (TABLE, VIEW) and name: its own, and its columns'."""
+    found = {}
+    for kind, body in re.findall(r"^CREATE (TABLE|VIEW) \{s\}\.(.*?);$", _TABLES, re.MULTILINE | re.DOTALL):
+        (words, own), *columns = (
+            (re.findall(r"\w+", code), " ".join(re.findall("-- (.*)", comment)))
+            for code, comment in re.findall(r"^(.*\S)((?:\s+-- .*)+)$", body, re.MULTILINE)
+        )
+        found[kind, words[0]] = own, {words[0 if kind == "TABLE" else -1]: text for words, text in columns}
+    return found
 
 
 async def ensure_schema(conn: Connection, schema: str) -> bool:
@@ -80,14 +93,7 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
 async def state_rows(
     conn: Connection, schema: str, doing: str, query: str, params: Sequence[object] = ()
 ) -> list[tuple[Any, ...]]:
-    """Run one statement on a state schema and return its rows.
-
-    Args:
-        conn: control session.
-        schema: that `{s}` stands for in the query.
-        doing: what is attempted, for the message of an error.
-        query: with `$1` style parameters.
-        params: of the query.
+    """Run one statement with `$1` style parameters on a state schema, `{s}` in it, and return its rows.
 
     Raises:
         TargetRefused: a privilege is missing, or the state schema is.
@@ -111,7 +117,7 @@ async def update_slot(conn: Connection, schema: str, doing: str, query: str, par
 
 def is_of_state(table: str, columns: Collection[str]) -> bool:
     """Return whether a table that is gone, and is known by name and columns only, was one of a state schema."""
-    found = COMMENTS.get(("TABLE", table))
+    found = comments().get(("TABLE", table))
     return found is not None and len(columns) > 1 and set(columns) <= set(found[1])
 
 
@@ -178,7 +184,7 @@ async def _check_free(conn: Connection, schema: str) -> None:
 
 def _comments(schema: str) -> Iterator[sql.Composed]:
     yield sql.SQL("COMMENT ON SCHEMA {} IS {};").format(sql.Identifier(schema), sql.Literal(STATE_COMMENT))
-    for (kind, relation), (comment, columns) in COMMENTS.items():
+    for (kind, relation), (comment, columns) in comments().items():
         statement = sql.SQL("COMMENT ON VIEW {} IS {};" if kind == "VIEW" else "COMMENT ON TABLE {} IS {};")
         yield statement.format(sql.Identifier(schema, relation), sql.Literal(comment))
         for column, text in columns.items():
@@ -202,7 +208,7 @@ async def drop_schema(conn: Connection, schema: str) -> bool:
             left = "SELECT 1 FROM {s}.slots UNION ALL SELECT 1 FROM {s}.migrations LIMIT 1"
             if await rows(conn, in_schema(left, schema)):
                 return False
-            tables = [f"{{s}}.{name}" for kind, name in COMMENTS if kind == "TABLE"]
+            tables = [f"{{s}}.{name}" for kind, name in comments() if kind == "TABLE"]
             await conn.execute(in_schema(f"{_DROP} {', '.join(tables)}", schema))
             others = sql.SQL(
                 "SELECT 1 FROM pg_catalog.pg_depend WHERE refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass"

@@ -96,20 +96,16 @@ def test_small_batches_and_those_that_are_repeated_are_left() -> None:
         assert ahead.take(job.batch, builder) is None
 
 
-def test_the_next_batch_that_waits_for_another_is_the_one() -> None:
+async def test_the_next_batch_that_waits_for_another_is_the_one() -> None:
     """Batches of a table without a key follow one another."""
-
-    async def go() -> None:
-        pool = WorkerPool(Flight(EngineState(0, 0.0)))
-        asked = asyncio.ensure_future(pool.next_job())
-        await asyncio.sleep(0)
-        jobs = [_job(seq, 1) for seq in (1, 2, 3)]
-        for job in jobs:
-            pool.submit(job, 0.0)
-        assert await asked is jobs[0]
-        assert pool.flight.next_blocked is jobs[1]
-        pool.committed(jobs[0], 0.0)
-        assert await pool.next_job() is jobs[1]
-        assert pool.flight.next_blocked is jobs[2]
-
-    asyncio.run(go())
+    pool = WorkerPool(Flight(EngineState(0, 0.0)))
+    asked = asyncio.ensure_future(pool.next_job())
+    await asyncio.sleep(0)
+    jobs = [_job(seq, 1) for seq in (1, 2, 3)]
+    for job in jobs:
+        pool.submit(job, 0.0)
+    assert await asked is jobs[0]
+    assert pool.flight.next_blocked is jobs[1]
+    pool.committed(jobs[0], 0.0)
+    assert await pool.next_job() is jobs[1]
+    assert pool.flight.next_blocked is jobs[2]

@@ -260,96 +260,80 @@ def test_all_commit_and_nobody_starts_before_what_it_depends_on(
         assert run.pool.flight.state.watermark.low_lsn == jobs[-1].batch.end_lsn
 
 
-def test_the_watermark_moves_only_with_the_head() -> None:
+async def test_the_watermark_moves_only_with_the_head() -> None:
     """Only the head commits, so the low LSN is the end of the last commit (trap T-2)."""
     publisher = Publisher()
     wishes = [Op("put", 0, 1), Op("commit", 0), Op("put", 0, 2), Op("commit", 0)]
     jobs = [SetJob(batch, {}) for batch in batches(assembled(publisher.run(wishes)), publisher.plans, [1, 1])]
-
-    async def go() -> None:
-        lows: list[int] = []
-        state = EngineState(0, 0.0)
-        pool = WorkerPool(Flight(state))
-        for job in jobs:
-            pool.submit(job, 0.0)
-        for job in jobs:
-            assert await pool.next_job() is job
-            assert await pool.turn(job) is CommitTurn.COMMIT
-            pool.committed(job, 0.0)
-            lows.append(state.watermark.low_lsn)
-        assert lows == [job.batch.end_lsn for job in jobs]
-
-    asyncio.run(go())
+    lows: list[int] = []
+    state = EngineState(0, 0.0)
+    pool = WorkerPool(Flight(state))
+    for job in jobs:
+        pool.submit(job, 0.0)
+    for job in jobs:
+        assert await pool.next_job() is job
+        assert await pool.turn(job) is CommitTurn.COMMIT
+        pool.committed(job, 0.0)
+        lows.append(state.watermark.low_lsn)
+    assert lows == [job.batch.end_lsn for job in jobs]
 
 
-def test_a_batch_with_late_keys_starts_at_once_and_names_their_holder() -> None:
+async def test_a_batch_with_late_keys_starts_at_once_and_names_their_holder() -> None:
     """Only changes of common keys wait, for the turn to commit, which comes after their holder's commit (trap T-35)."""
     publisher = Publisher()
     wishes = [Op("put", 0, 1), Op("commit", 0), Op("put", 0, 1), Op("put", 0, 2), Op("commit", 0)]
     jobs = [SetJob(batch, {}) for batch in batches(assembled(publisher.run(wishes)), publisher.plans, [1, 1])]
-
-    async def go() -> None:
-        pool = WorkerPool(Flight(EngineState(0, 0.0)))
-        for job in jobs:
-            pool.submit(job, 0.0)
-        assert [pool.flight.waits_of(job) for job in jobs] == [(), ()]
-        assert [job.waited_for for job in jobs] == [None, Wait(1, "s.t1", WaitKind.KEY)]
-        assert [await pool.next_job() for _ in jobs] == jobs
-        turn = asyncio.create_task(pool.turn(jobs[1]))
-        assert await pool.turn(jobs[0]) is CommitTurn.COMMIT
-        assert not turn.done()
-        pool.committed(jobs[0], 0.0)
-        assert await turn is CommitTurn.COMMIT
-        pool.committed(jobs[1], 0.0)
-
-    asyncio.run(go())
+    pool = WorkerPool(Flight(EngineState(0, 0.0)))
+    for job in jobs:
+        pool.submit(job, 0.0)
+    assert [pool.flight.waits_of(job) for job in jobs] == [(), ()]
+    assert [job.waited_for for job in jobs] == [None, Wait(1, "s.t1", WaitKind.KEY)]
+    assert [await pool.next_job() for _ in jobs] == jobs
+    turn = asyncio.create_task(pool.turn(jobs[1]))
+    assert await pool.turn(jobs[0]) is CommitTurn.COMMIT
+    assert not turn.done()
+    pool.committed(jobs[0], 0.0)
+    assert await turn is CommitTurn.COMMIT
+    pool.committed(jobs[1], 0.0)
 
 
-def test_t30_a_worker_that_becomes_free_is_not_for_a_follower_while_a_batch_waits_for_one() -> None:
+async def test_t30_a_worker_that_becomes_free_is_not_for_a_follower_while_a_batch_waits_for_one() -> None:
     """A follower waits for what came before it, so it must not take the worker that the next head needs (T-30)."""
     earlier, blocked = SetJob(Batch(1), {}), SetJob(Batch(2), {})
     follower = StreamJob(Batch(0), {}, StreamBuffer(7))
     earlier.batch.end_lsn, blocked.batch.end_lsn = 10, 20
     blocked.batch.is_barrier = True
-
-    async def go() -> None:
-        pool = WorkerPool(Flight(EngineState(0, 0.0), max_followers=1))
-        pool.submit(earlier, 0.0)
-        assert await pool.next_job() is earlier
-        pool.submit(blocked, 0.0)
-        pool.follow(follower)
-        pool.committed(earlier, 0.0)
-        assert await pool.next_job() is blocked
-        assert await pool.next_job() is follower, "nothing is blocked any more"
-
-    asyncio.run(go())
+    pool = WorkerPool(Flight(EngineState(0, 0.0), max_followers=1))
+    pool.submit(earlier, 0.0)
+    assert await pool.next_job() is earlier
+    pool.submit(blocked, 0.0)
+    pool.follow(follower)
+    pool.committed(earlier, 0.0)
+    assert await pool.next_job() is blocked
+    assert await pool.next_job() is follower, "nothing is blocked any more"
 
 
-def test_t30_the_last_idle_worker_is_kept_for_what_is_blocked() -> None:
+async def test_t30_the_last_idle_worker_is_kept_for_what_is_blocked() -> None:
     """While a batch has no worker, one that follows takes none that the batch will need; its end makes it a batch."""
     running, blocked = SetJob(Batch(1), {}), SetJob(Batch(2), {})
     follower = StreamJob(Batch(0), {}, StreamBuffer(7))
     running.batch.end_lsn, blocked.batch.end_lsn = 10, 20
     blocked.batch.is_barrier = True
-
-    async def go() -> None:
-        pool = WorkerPool(Flight(EngineState(0, 0.0), max_followers=1))
-        pool.submit(running, 0.0)
-        assert await pool.next_job() is running
-        pool.submit(blocked, 0.0)
-        idle = asyncio.create_task(pool.next_job())
-        await asyncio.sleep(0)
-        pool.follow(follower)
-        assert not idle.done()
-        follower.batch = Batch(3)
-        follower.batch.end_lsn, follower.batch.is_barrier = 30, True
-        pool.submit(follower, 0.0)
-        pool.committed(running, 0.0)
-        assert await idle is blocked
-        pool.committed(blocked, 0.0)
-        assert await pool.next_job() is follower, "no worker had it when it ended: it is given out in its turn"
-
-    asyncio.run(go())
+    pool = WorkerPool(Flight(EngineState(0, 0.0), max_followers=1))
+    pool.submit(running, 0.0)
+    assert await pool.next_job() is running
+    pool.submit(blocked, 0.0)
+    idle = asyncio.create_task(pool.next_job())
+    await asyncio.sleep(0)
+    pool.follow(follower)
+    assert not idle.done()
+    follower.batch = Batch(3)
+    follower.batch.end_lsn, follower.batch.is_barrier = 30, True
+    pool.submit(follower, 0.0)
+    pool.committed(running, 0.0)
+    assert await idle is blocked
+    pool.committed(blocked, 0.0)
+    assert await pool.next_job() is follower, "no worker had it when it ended: it is given out in its turn"
 
 
 async def test_thin_batches_run_alongside_each_other_as_soon_as_some_have_committed() -> None:
