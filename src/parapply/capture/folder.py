@@ -393,7 +393,7 @@ class CaptureWriter:
             failpoints.probe(failpoints.CAPTURE_WRITTEN)
             os.fsync(self._fd)
         except OSError as error:
-            # Whoever reads it now would find it whole, and the next sync would not fail again.
+            # A reader would find it whole now, and the next sync would not fail again.
             with suppress(OSError):
                 os.ftruncate(self._fd, self._file_bytes)
             raise _full(str(error.strerror)) from error

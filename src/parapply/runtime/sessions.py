@@ -162,7 +162,7 @@ class Connector:
             await connect.check_ddl_role(self._config, control)
             may_change_role = await self._may_change_role(control)
             connecting = begin(self._connect_stream(stack, source, first_look))
-            # What is wrong on the publisher is said first.
+            # Awaited later, because a problem on the publisher is to be reported first.
             noting = begin(self._noted(control, slot_id))
             source_facts, found, published = await self._recover(control, source, first_look, slot_id)
             pending, proved_lsns, known = await noting
