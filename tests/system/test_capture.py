@@ -13,7 +13,7 @@ import pytest
 
 from parapply import failpoints
 from parapply.capture.blocks import BlockKind
-from parapply.capture.folder import CaptureLimits, CaptureWriter, groups, look, names, read
+from parapply.capture.folder import CaptureLimits, CaptureWriter, groups, last_timeline, look, names, read
 from parapply.capture.recorder import Recorder
 from parapply.login import Login
 from parapply.model import FRAME_HEADER_BYTES
@@ -21,17 +21,17 @@ from parapply.source import slot
 from tests import build
 from tests.fixtures import warm
 from tests.fixtures.builtin import BuiltinSubscription
-from tests.fixtures.captures import LATER, TABLES, replay, write_mixed
+from tests.fixtures.captures import LATER, TABLES, Capture, replay, write_mixed
 from tests.fixtures.daemon import _environment as environment
+from tests.fixtures.databases import create_end
 from tests.fixtures.table_rows import contents
 from tests.fixtures.two_phase import decide, write_prepared
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.fixtures.captures import Capture
     from tests.fixtures.databases import Database
-    from tests.fixtures.servers import NewDatabase
+    from tests.fixtures.servers import NewDatabase, OwnServers
 
 pytestmark = pytest.mark.bare_target
 
@@ -260,6 +260,28 @@ def test_a_capture_never_goes_on_with_another_database(capture: Capture, target_
     assert (refused.returncode, f"was begun in database {capture.source.dbname!r}" in refused.stderr) == (2, True), (
         refused
     )
+
+
+@pytest.mark.crash
+def test_a_kept_capture_goes_on_after_a_promotion(own_servers: OwnServers, target_db: Database, tmp_path: Path) -> None:
+    """Over and over: what came on the new timeline was not lost by its beginning."""
+    server = own_servers()
+    source = create_end(server, "source")
+    capture = Capture(source, tmp_path / "day")
+    source.execute(TABLES + "CREATE PUBLICATION pub FOR ALL TABLES")
+    capture.go_on()
+    source.forget()
+    server.stop()
+    (server.data_dir / "standby.signal").touch()
+    server.start()
+    server.execute("SELECT pg_promote(true, 60)")
+    for number in range(3):
+        source.execute(f"INSERT INTO evt VALUES ({number}, 'later')")
+        capture.go_on()
+    assert last_timeline(capture.folder, look(capture.folder)) == 2
+    done = replay(capture.folder, target_db)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert target_db.rows("SELECT n FROM evt ORDER BY 1") == [(0,), (1,), (2,)]
 
 
 async def test_a_file_begins_with_the_announcements_of_its_first_row(capture: Capture) -> None:

@@ -50,7 +50,7 @@ class BlockKind(IntEnum):
     TABLES = 3  # shapes of tables
     RELATIONS = 4  # frames: announcements that hold at the beginning of a file
     FRAMES = 5
-    POSITION = 6  # nothing came up to an LSN
+    POSITION = 6  # nothing came up to an LSN; where the publisher has changed, its timeline from there on
     RESUMED = 7  # frames: made by the capture, they abort what a new connection sends again
     END = 8  # the capture ended in order, and why; more may follow
 
@@ -283,16 +283,22 @@ class Shapes(msgspec.Struct, frozen=True, kw_only=True):
     types: tuple[CapturedType, ...]
 
 
+class CaptureTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """The publisher of what follows, which has everything of before, goes on with another timeline."""
+
+    timeline: int
+
+
 class CaptureEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The capture ended in order."""
 
     reason: str
 
 
-_Record = TypeVar("_Record", FileHead, CaptureStart, Shapes, CaptureEnd)
+_Record = TypeVar("_Record", FileHead, CaptureStart, Shapes, CaptureTimeline, CaptureEnd)
 
 
-def encode(record: FileHead | CaptureStart | Shapes | CaptureEnd) -> bytes:
+def encode(record: FileHead | CaptureStart | Shapes | CaptureTimeline | CaptureEnd) -> bytes:
     """Return the body of a block."""
     return msgspec.json.encode(record)
 

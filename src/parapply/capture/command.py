@@ -28,8 +28,8 @@ import click
 
 from parapply import __version__, failpoints
 from parapply.amounts import size
-from parapply.capture.blocks import OPERATIONS, BlockKind, CaptureEnd, CaptureStart, Redaction, encode
-from parapply.capture.folder import CaptureLimits, CaptureWriter, last_end, look, names
+from parapply.capture.blocks import OPERATIONS, BlockKind, CaptureEnd, CaptureStart, CaptureTimeline, Redaction, encode
+from parapply.capture.folder import CaptureLimits, CaptureWriter, last_end, last_timeline, look, names
 from parapply.capture.permute import Permutation
 from parapply.capture.recorder import Recorder
 from parapply.capture.redact import FrameReplacement
@@ -229,8 +229,9 @@ class _Run:
             return open_xids
         if not whole_lsn and facts.slot is not None:
             whole_lsn = facts.slot.confirmed_flush_lsn or 0
+        timeline = last_timeline(self._options.folder, found)
         known = refusals.KnownPosition(
-            system_identifier=found.start.system_identifier, timeline=found.start.timeline,
+            system_identifier=start.system_identifier, timeline=timeline,
             low_lsn=whole_lsn, high_lsn=whole_lsn,
         )  # fmt: skip
         try:
@@ -239,6 +240,9 @@ class _Run:
         except SourceRefused as error:
             raise self.cannot_go_on(error, known.low_lsn) from error
         open_xids = self.writer.go_on(found)
+        if facts.timeline != timeline:
+            body = encode(CaptureTimeline(timeline=facts.timeline))
+            self.writer.write(BlockKind.POSITION, body, time_us=_now_us(), end_lsn=whole_lsn)
         self._note(whole_lsn)
         return open_xids
 

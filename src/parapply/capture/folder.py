@@ -20,6 +20,7 @@ from parapply.capture.blocks import (
     BlockKind,
     CapturedBlock,
     CaptureStart,
+    CaptureTimeline,
     FileHead,
     FrameGroup,
     Header,
@@ -136,6 +137,14 @@ def read(folder: Path, place: CapturedBlock) -> bytes:
 def groups(folder: Path, place: CapturedBlock) -> tuple[list[int], list[FrameGroup]]:
     """Return open streamed transactions and groups of a block of frames; errors as `read`."""
     return groups_of(place, read(folder, place))
+
+
+def last_timeline(folder: Path, found: CaptureFound) -> int:
+    """Return the publisher's timeline behind the last moment between two transactions; errors as `read`."""
+    for place in reversed(found.places[: found.last_between() + 1]):
+        if place.header.kind is BlockKind.POSITION and place.header.body_bytes:
+            return decode(place, read(folder, place), CaptureTimeline).timeline
+    return found.start.timeline
 
 
 def last_end(folder: Path, found: CaptureFound) -> list[tuple[int, int]]:
