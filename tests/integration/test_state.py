@@ -350,7 +350,7 @@ async def test_wait_for_returns_as_soon_as_the_progress_is_there(target_db: Data
 
 @pytest.mark.bare_target
 async def test_a_monitoring_role_may_read_everything_and_write_nothing(target_db: Database) -> None:
-    """A role of pg_monitor inspects the progress without further grants, and no queue of commands that the schema had."""
+    """A role of pg_monitor inspects the progress without grants, and no queue of commands that the schema had."""
     target_db.execute("CREATE SCHEMA parapply; CREATE TABLE parapply.ddl_queue (id int PRIMARY KEY, command text)")
     target_db.execute("DROP ROLE IF EXISTS parapply_watcher")
     target_db.execute("CREATE ROLE parapply_watcher LOGIN IN ROLE pg_monitor")
