@@ -34,7 +34,7 @@ COPIES_STOP: Final = CutoverStep.FENCING
 BACK_BEGINS: Final = CutoverStep.ENDING
 #: Rights of every role while a cut-over is under way, because the role that reads the way back has no other right here.
 _READ_BY_ALL: Final = "USAGE ON SCHEMA {s}", "SELECT (step, reverse_slot) ON {s}.cutovers"
-#: True if every role has them, where a row exists.
+#: True if every role has them; no row without a cut-over.
 _IS_READ_BY_ALL: Final = (
     "SELECT pg_catalog.has_schema_privilege('public', t.relnamespace, 'USAGE')"
     " AND pg_catalog.has_column_privilege('public', t.oid, 'step', 'SELECT')"
