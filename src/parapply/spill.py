@@ -108,7 +108,7 @@ class Spill:
             self._files.add(file)
             is_open = self in self.room.spills
         if not is_open:
-            # Whoever asked for it was cancelled while the disk answered.
+            # The task that asked for it was cancelled while the disk answered.
             file.close()
             raise _failed(xid, "all of them were given up")
         return file
