@@ -191,7 +191,7 @@ class ApplyLog:
         try:
             _give_final_name(self._path.with_name(self._path.name + _OPEN_SUFFIX), self._size_bytes)
         except OSError as error:
-            # The records are in the file, and the next start renames it, unless it was removed.
+            # The records are in the file, and the next start renames it, unless another process has removed it.
             if isinstance(error, FileNotFoundError):
                 self.dropped += self._n_records
             self._log.error("applylog_dropping", file=str(self._path), error=error.strerror, dropped=self.dropped)
@@ -251,8 +251,8 @@ def recover(directory: Path) -> list[Path]:
     """Close the files that processes which died left open: cut an unfinished last line off, then rename.
 
     This covers every slot. Only the lock shows which process lives, because a dead one has lost its lock. Process
-    ids show nothing (every container's daemon is process 1). A file that cannot be recovered, such as
-    another role's, stays as it is, with a warning.
+    ids show nothing (every container's daemon is process 1). A file that cannot be recovered, such as one of
+    another role's daemon, is left as it is, with a warning.
 
     Returns:
         The final names of the files that hold records.

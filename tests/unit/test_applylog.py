@@ -222,7 +222,7 @@ def test_a_file_server_that_refuses_at_the_close(
 
 
 def test_records_of_a_file_that_was_removed_count_as_dropped(tmp_path: Path) -> None:
-    """The number shows that the open file was removed, and the next records go to another one."""
+    """The removal of the open file is seen by the number, and the next records go to another one."""
     log = ApplyLog(tmp_path, 100, 3600)
     log.append(line(1)[:20] + b"\n", 1)
     next(tmp_path.iterdir()).unlink()

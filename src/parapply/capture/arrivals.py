@@ -7,9 +7,9 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.capture import folder as folders
+from parapply.capture.blocks import CHANGES, KIND, XID
 from parapply.capture.lateness import Late, Queue
 from parapply.capture.stream import WITH_FRAMES, After
-from parapply.model import FRAME_HEADER_BYTES
 from parapply.wire.decode import decode
 from parapply.wire.messages import StreamCommit, StreamPrepare
 
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 _TOGETHER_US: Final = 100_000
 #: Changes at least between two ends that are kept.
 _ENDS_APART: Final = 1000
-_KIND: Final = slice(FRAME_HEADER_BYTES, FRAME_HEADER_BYTES + 1)
-_XID: Final = slice(_KIND.stop, _KIND.stop + 4)
-_SUBXID: Final = slice(_XID.stop, _XID.stop + 4)
-_CHANGES: Final = frozenset({b"I", b"U", b"D", b"T"})
+_SUBXID: Final = slice(XID.stop, XID.stop + 4)
 
 
 class Arrivals(NamedTuple):
@@ -98,24 +95,24 @@ class _Counting:
     def take(self, frames: Sequence[bytes]) -> int:
         ended = 0
         for frame in frames:
-            kind = frame[_KIND]
-            if kind in _CHANGES:
+            kind = frame[KIND]
+            if kind in CHANGES:
                 if self._xid:
-                    counts, xid = self._streamed.setdefault(self._xid, {}), frame[_XID]
+                    counts, xid = self._streamed.setdefault(self._xid, {}), frame[XID]
                     counts[xid] = counts.get(xid, 0) + 1
                 else:
                     self._number += 1
             elif kind == b"S":
-                self._xid = frame[_XID]
+                self._xid = frame[XID]
             elif kind == b"E":
                 self._xid = b""
             elif kind == b"A":
-                self._abort(frame[_XID], frame[_SUBXID])
+                self._abort(frame[XID], frame[_SUBXID])
             elif kind in {b"C", b"P"}:
                 ended += self._number
                 self._number = 0
             elif kind in {b"c", b"p"}:
-                message = decode(frame[_KIND.start :])
+                message = decode(frame[KIND.start :])
                 assert isinstance(message, StreamCommit | StreamPrepare), "by its kind"
                 ended += sum(self._streamed.pop(message.xid.to_bytes(4), {}).values())
         return ended

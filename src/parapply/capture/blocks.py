@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from parapply.errors import CaptureRefused, CaptureTorn
+from parapply.model import FRAME_HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +40,11 @@ _LAST_US: Final = 253_402_214_400_000_000
 #: Speed matters more than the last percent, because the publisher waits for a reader that is behind.
 _LEVEL: Final = 3
 Operation: TypeAlias = Literal["insert", "update", "delete", "truncate"]
+#: Where a frame has the kind of its message, and where the xid is that follows within a stream.
+KIND: Final = slice(FRAME_HEADER_BYTES, FRAME_HEADER_BYTES + 1)
+XID: Final = slice(KIND.stop, KIND.stop + 4)
+#: Kinds of the messages that change rows.
+CHANGES: Final = frozenset({b"I", b"U", b"D", b"T"})
 OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
 
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply import failpoints
 from parapply.capture.blocks import (
+    CHANGES,
     FILE_MARK,
+    KIND,
     START_BYTES,
     BlockKind,
     CapturedBlock,
@@ -33,7 +35,6 @@ from parapply.capture.blocks import (
     place_of,
 )
 from parapply.errors import CaptureFull, CaptureRefused, CaptureTorn, ConfigError
-from parapply.model import FRAME_HEADER_BYTES
 from parapply.source.history import end_of
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ _NAME: Final = re.compile(r"[0-9]{8}\.capture")
 _VERSION: Final = re.compile(rb"parapply capture (?:[02-9]|1[0-9])")
 #: Kinds of the messages that end a transaction.
 _ENDS: Final = frozenset({b"C", b"c", b"P", b"p", b"K", b"r"})
-#: Kinds of the messages that change rows; within a stream the xid follows.
-_CHANGES: Final = frozenset({b"I", b"U", b"D", b"T"})
 #: Times the size at which a file ends although a streamed transaction reaches into the next one.
 _LATE_PARTS: Final = 4
 
@@ -157,7 +156,7 @@ def last_end(folder: Path, found: CaptureFound) -> list[tuple[int, int]]:
     changed: set[int] = set()
     for message in _messages_back(folder, found):
         kind = message[:1]
-        if kind in _CHANGES:
+        if kind in CHANGES:
             changed.add(int.from_bytes(message[1:5]))
         elif kind == b"E":
             changed = set()
@@ -183,7 +182,7 @@ def _messages_back(folder: Path, found: CaptureFound) -> Iterator[bytes]:
         if place.header.kind is BlockKind.FRAMES:
             for group in reversed(groups(folder, place)[1]):
                 for frame in reversed(group.frames):
-                    yield frame[FRAME_HEADER_BYTES:]
+                    yield frame[KIND.start :]
 
 
 def _blocks(path: Path, *, checks: bool) -> Iterator[tuple[CapturedBlock, bytes]]:
@@ -237,13 +236,14 @@ class CaptureWriter:
             CaptureRefused: another process writes in it.
         """
         self._folder = folder
-        self._limits = limits
+        self.limits = limits
         self._fd = -1
         self._file = 0
         self._file_bytes = 0
         self._capture = secrets.token_hex(16)
         self._number = 0
-        self._end_lsn = 0
+        #: Everything up to there is synced.
+        self.end_lsn = 0
         self._is_between = True
         #: Streamed transactions that are open behind the last block.
         self._open: tuple[int, ...] = ()
@@ -262,22 +262,8 @@ class CaptureWriter:
         except BlockingIOError as error:
             os.close(self._folder_fd)
             raise CaptureRefused(f"another process captures into {folder}", hint="name another folder") from error
-        self._all_bytes = sum((folder / name).stat().st_size for name in names(folder))
-
-    @property
-    def end_lsn(self) -> int:
-        """Return the LSN up to which everything is synced."""
-        return self._end_lsn
-
-    @property
-    def file_bytes(self) -> int:
-        """Return the size after which another file is begun."""
-        return self._limits.file_bytes
-
-    @property
-    def n_bytes(self) -> int:
-        """Return the bytes of all files."""
-        return self._all_bytes
+        #: Of all files.
+        self.n_bytes = sum((folder / name).stat().st_size for name in names(folder))
 
     def go_on(self, found: CaptureFound) -> list[int]:
         """Cut off all behind the last moment between two transactions; return the streamed ones that were open then.
@@ -293,9 +279,9 @@ class CaptureWriter:
             file.truncate(place.end)
             os.fsync(file.fileno())
         failpoints.probe(failpoints.CAPTURE_CUT)
-        self._all_bytes = sum((self._folder / name).stat().st_size for name in names(self._folder))
+        self.n_bytes = sum((self._folder / name).stat().st_size for name in names(self._folder))
         self._capture, self._number = found.capture, last + 1
-        self._end_lsn = place.header.end_lsn
+        self.end_lsn = place.header.end_lsn
         self._file = int(place.file.partition(".")[0])
         self._file_bytes = place.end
         self._fd = os.open(self._folder / place.file, os.O_WRONLY | os.O_APPEND)
@@ -339,7 +325,7 @@ class CaptureWriter:
                 self._is_between if is_between is None else is_between,
                 len(self._open if open_xids is None else open_xids),
                 self._number,
-                max(end_lsn, self._end_lsn),
+                max(end_lsn, self.end_lsn),
                 time_us,
                 0,
                 0,
@@ -366,7 +352,7 @@ class CaptureWriter:
 
     def _is_file_full(self) -> bool:
         # A replay may begin at each file that no streamed transaction reaches into.
-        limit_bytes = self._limits.file_bytes * (_LATE_PARTS if self._open else 1)
+        limit_bytes = self.limits.file_bytes * (_LATE_PARTS if self._open else 1)
         return self._is_between and self._file_bytes >= limit_bytes
 
     def _next_file(self, time_us: int) -> None:
@@ -382,7 +368,7 @@ class CaptureWriter:
         except OSError as error:
             raise _full(str(error.strerror)) from error
         self._file_bytes = len(FILE_MARK)
-        self._all_bytes += len(FILE_MARK)
+        self.n_bytes += len(FILE_MARK)
         self._append_head(BlockKind.HEAD, encode(FileHead(capture=self._capture, file=self._file)), time_us)
         if self.relations:
             known = frames_body(self._open, [FrameGroup(time_us, list(self.relations.values()))])
@@ -390,27 +376,27 @@ class CaptureWriter:
 
     def _append_head(self, kind: BlockKind, body: bytes, time_us: int) -> None:
         is_between, n_open = self._is_between, len(self._open)
-        self._append(Header(kind, is_between, n_open, self._number, self._end_lsn, time_us, 0, 0), body)
+        self._append(Header(kind, is_between, n_open, self._number, self.end_lsn, time_us, 0, 0), body)
 
     def _append(self, header: Header, body: bytes) -> None:
         data = block(header, body)
-        most = self._limits.most_bytes
-        if most and self._all_bytes + len(data) > most:
+        most = self.limits.most_bytes
+        if most and self.n_bytes + len(data) > most:
             raise _full(f"--max-bytes = {most} is reached")
         try:
             _write_all(self._fd, data)
             failpoints.probe(failpoints.CAPTURE_WRITTEN)
             os.fsync(self._fd)
         except OSError as error:
-            # A reader would find it whole now, and the next sync would not fail again.
+            # The next run would find it whole in memory, and its sync would not fail again.
             with suppress(OSError):
                 os.ftruncate(self._fd, self._file_bytes)
             raise _full(str(error.strerror)) from error
         failpoints.probe(failpoints.CAPTURE_SYNCED)
         self._file_bytes += len(data)
-        self._all_bytes += len(data)
+        self.n_bytes += len(data)
         self._number += 1
-        self._end_lsn, self._is_between = header.end_lsn, header.is_between
+        self.end_lsn, self._is_between = header.end_lsn, header.is_between
 
 
 def _sync_entry(path: Path) -> None:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from parapply.capture.blocks import BlockKind, CapturedColumn, CapturedTable, FrameGroup, encode
+from parapply.capture.blocks import KIND, XID, BlockKind, CapturedColumn, CapturedTable, FrameGroup, encode
 from parapply.capture.shapes import shapes
-from parapply.model import FRAME_HEADER_BYTES
 from parapply.wire.decode import decode
 from parapply.wire.messages import (
     Commit,
@@ -43,9 +42,7 @@ if TYPE_CHECKING:
 #: Bytes of frames that are written together; less where a file is smaller.
 _BLOCK_BYTES: Final = 1 << 20
 _ROWS: Final = b"IUDT"
-_KIND_AT: Final = FRAME_HEADER_BYTES
-_XID_AT: Final = FRAME_HEADER_BYTES + 1
-_BEHIND_XID: Final = FRAME_HEADER_BYTES + 5
+_KIND_AT: Final = KIND.start
 #: Type byte, LSN, LSN, send time; then xid and subtransaction's xid, and for streaming 'parallel' LSN and time.
 _ABORT: Final = struct.Struct(">cQQqcII")
 _ABORT_MORE: Final = struct.Struct(">Qq")
@@ -71,7 +68,7 @@ class Recorder:
         self._conn = conn
         self._redacted = redacted
         self._is_parallel = is_parallel
-        self._block_bytes = min(_BLOCK_BYTES, writer.file_bytes)
+        self._block_bytes = min(_BLOCK_BYTES, writer.limits.file_bytes)
         self._known: dict[int, CapturedTable] = {}
         self._types: dict[int, CapturedType] = {}
         self._frames: list[tuple[int, bytes]] = []
@@ -163,7 +160,7 @@ class Recorder:
 
     def _look(self, frame: bytes) -> None:
         """Follow where transactions begin and end."""
-        kind = frame[_KIND_AT : _KIND_AT + 1]
+        kind = frame[KIND]
         if kind in (b"B", b"b"):
             self._is_inside = True
         elif kind == b"E":
@@ -197,7 +194,7 @@ class Recorder:
         message = decode(frame[_KIND_AT:], in_stream=self._is_in_stream)
         assert isinstance(message, RelationMessage), "its first byte says so"
         relation = message.relation
-        bare = frame[:_XID_AT] + frame[_BEHIND_XID:] if self._is_in_stream else frame
+        bare = frame[: XID.start] + frame[XID.stop :] if self._is_in_stream else frame
         known = self._known.get(relation.oid)
         # A table is announced again whenever something of it has changed, also an index.
         if known is None or relation.oid in self._oids or not _is_like(known, relation):

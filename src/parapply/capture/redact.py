@@ -15,6 +15,7 @@ from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from parapply.capture.blocks import KIND
 from parapply.errors import CaptureRefused, ProtocolError
 from parapply.model import FRAME_HEADER_BYTES
 from parapply.wire.decode import decode
@@ -249,7 +250,7 @@ class FrameReplacement:
         Raises:
             ProtocolError: it cannot be read.
         """
-        kind = frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + 1]
+        kind = frame[KIND]
         if kind not in _WITH_VALUES:
             return frame
         message = decode(frame[FRAME_HEADER_BYTES:], in_stream=in_stream)

@@ -11,9 +11,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from parapply.capture import folder as folders
-from parapply.capture.blocks import BlockKind
+from parapply.capture.blocks import KIND, XID, BlockKind
 from parapply.capture.recorder import abort_frame
-from parapply.model import FRAME_HEADER_BYTES, POSTGRES_EPOCH_US
+from parapply.model import POSTGRES_EPOCH_US
 from parapply.source.slot import SourcePosition
 from parapply.vocabulary import Reading
 from parapply.wire.copy import Keepalive
@@ -37,11 +37,8 @@ if TYPE_CHECKING:
 
 #: Bytes of frames that are read before intake has taken any.
 _HELD_BYTES: Final = 16 * 1024 * 1024
-_KIND_AT: Final = FRAME_HEADER_BYTES
-_BEGIN_LSN: Final = slice(FRAME_HEADER_BYTES + 1, FRAME_HEADER_BYTES + 9)
-_XID_AT: Final = FRAME_HEADER_BYTES + 1
-_BEHIND_XID: Final = FRAME_HEADER_BYTES + 5
-_OID: Final = slice(_XID_AT, _BEHIND_XID)  # of an announcement without xid
+_BEGIN_LSN: Final = slice(KIND.stop, KIND.stop + 8)
+_OID: Final = XID  # of an announcement without xid
 #: Blocks whose frames came, also those that the capture made.
 WITH_FRAMES: Final = frozenset({BlockKind.FRAMES, BlockKind.RESUMED})
 
@@ -77,7 +74,7 @@ class After:
         """Return the frames to hand on; raise ProtocolError if a frame cannot be read."""
         kept: list[bytes] = []
         for frame in frames:
-            kind = frame[_KIND_AT : _KIND_AT + 1]
+            kind = frame[KIND]
             if kind in _ENDS:
                 kept += self._end(kind, frame)
             elif kind in _IN_STREAMS and not self._is_over:
@@ -94,18 +91,18 @@ class After:
     def _note(self, kind: bytes, frame: bytes) -> None:
         """Note an announcement, without the xid that it has within a streamed transaction."""
         if kind == b"S":
-            self._xid = int.from_bytes(frame[_XID_AT:_BEHIND_XID])
+            self._xid = int.from_bytes(frame[XID])
         elif kind == b"E":
             self._xid = 0
         elif self._xid:
-            bare = frame[:_XID_AT] + frame[_BEHIND_XID:]
+            bare = frame[: XID.start] + frame[XID.stop :]
             self._announced.setdefault(self._xid, []).append(bare)
             self._latest[bare[_OID]] = bare
         else:
             self._latest[frame[_OID]] = frame
 
     def _end(self, kind: bytes, frame: bytes) -> list[bytes]:
-        message = decode(frame[_KIND_AT:])
+        message = decode(frame[KIND.start :])
         if isinstance(message, RollbackPrepared):
             end_lsn = message.rollback_end_lsn
         else:

@@ -178,7 +178,7 @@ def test_a_capture_never_uses_more_room_than_allowed(tmp_path: Path) -> None:
 
 
 def test_a_block_that_was_not_synced_is_not_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next capture would find it whole in memory, sync it with success, and report it: the disk lacks it for ever.
+    """The next run would find it whole in memory, sync it with success, and report it, while the disk lacks it.
 
     The entries of the folder and of its files are synced before anything in them counts.
     """
