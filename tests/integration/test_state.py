@@ -68,15 +68,11 @@ async def made(conn: settings.Connection, schema: str) -> int:
 
 @pytest.mark.pg_majors(15, 16, 18)
 @pytest.mark.bare_target
-def test_schema_takes_any_name_and_explains_itself(target_db: Database) -> None:
+async def test_schema_takes_any_name_and_explains_itself(target_db: Database) -> None:
     """Any schema name works, making it twice changes nothing, and every object and column has a comment."""
-
-    async def run() -> None:
-        async with control(target_db.dsn) as conn:
-            await state.ensure_schema(conn, NASTY)
-            await state.ensure_schema(conn, NASTY)
-
-    asyncio.run(run())
+    async with control(target_db.dsn) as conn:
+        await state.ensure_schema(conn, NASTY)
+        await state.ensure_schema(conn, NASTY)
     bare = target_db.rows(
         sql.SQL(
             "SELECT c.relname, a.attname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum >= 0"
@@ -96,14 +92,10 @@ def test_schema_takes_any_name_and_explains_itself(target_db: Database) -> None:
     ]
 
 
-def test_two_at_once_make_one_schema(target_db: Database) -> None:
+async def test_two_at_once_make_one_schema(target_db: Database) -> None:
     """Daemons that start together do not collide on CREATE ... IF NOT EXISTS."""
-
-    async def run() -> None:
-        async with control(target_db.dsn) as one, control(target_db.dsn) as two, control(target_db.dsn) as three:
-            await asyncio.gather(*(state.ensure_schema(conn, "x") for conn in (one, two, three)))
-
-    asyncio.run(run())
+    async with control(target_db.dsn) as one, control(target_db.dsn) as two, control(target_db.dsn) as three:
+        await asyncio.gather(*(state.ensure_schema(conn, "x") for conn in (one, two, three)))
     assert target_db.rows("SELECT version FROM x.schema_version") == [(state_schema.SCHEMA_VERSION,)]
 
 
@@ -119,59 +111,47 @@ async def test_every_table_has_a_replica_identity(target_db: Database) -> None:
     assert target_db.rows(without) == []
 
 
-def test_unlogged_state_and_other_layouts_are_refused(target_db: Database) -> None:
+async def test_unlogged_state_and_other_layouts_are_refused(target_db: Database) -> None:
     """A crash empties an unlogged table (F7); a layout of another version is neither read nor changed."""
-
-    async def run() -> None:
-        async with control(target_db.dsn) as conn:
+    async with control(target_db.dsn) as conn:
+        await state.ensure_schema(conn, "x")
+        await conn.execute("ALTER TABLE x.applied SET UNLOGGED")
+        with pytest.raises(TargetRefused, match="applied is UNLOGGED"):
             await state.ensure_schema(conn, "x")
-            await conn.execute("ALTER TABLE x.applied SET UNLOGGED")
-            with pytest.raises(TargetRefused, match="applied is UNLOGGED"):
-                await state.ensure_schema(conn, "x")
-            await conn.execute("ALTER TABLE x.applied SET LOGGED")
-            for version, hint in ((99, "or a newer one"), (15, "copies all rows again")):
-                await conn.execute(sql.SQL("UPDATE x.schema_version SET version = {}").format(version))
-                # `check`, `drop` and the other commands that make none ask by the second.
-                for ask in (state.ensure_schema, state.has_schema):
-                    with pytest.raises(TargetRefused, match=f"has version {version}") as refused:
-                        await ask(conn, "x")
-                    assert hint in refused.value.hint
-
-    asyncio.run(run())
+        await conn.execute("ALTER TABLE x.applied SET LOGGED")
+        for version, hint in ((99, "or a newer one"), (15, "copies all rows again")):
+            await conn.execute(sql.SQL("UPDATE x.schema_version SET version = {}").format(version))
+            # `check`, `drop` and the other commands that make none ask by the second.
+            for ask in (state.ensure_schema, state.has_schema):
+                with pytest.raises(TargetRefused, match=f"has version {version}") as refused:
+                    await ask(conn, "x")
+                assert hint in refused.value.hint
     assert target_db.rows("SELECT version FROM x.schema_version") == [(15,)]
 
 
-def test_missing_schema_points_to_init(target_db: Database) -> None:
+async def test_missing_schema_points_to_init(target_db: Database) -> None:
     """Reading a state that was never made is a refusal with the command that makes it."""
-
-    async def run() -> None:
-        async with control(target_db.dsn) as conn:
-            with pytest.raises(TargetRefused) as caught:
-                await state.load(conn, "x", "s", "1")
-            assert "init" in caught.value.hint
-
-    asyncio.run(run())
+    async with control(target_db.dsn) as conn:
+        with pytest.raises(TargetRefused) as caught:
+            await state.load(conn, "x", "s", "1")
+        assert "init" in caught.value.hint
 
 
 @pytest.mark.pg_majors(15, 18)
-def test_what_is_recorded_is_what_is_read(target_db: Database) -> None:
+async def test_what_is_recorded_is_what_is_read(target_db: Database) -> None:
     """Ranges and member lists above the watermark are known exactly; LSNs compare as numbers (T-6)."""
     base = NEW.low_lsn
-
-    async def run() -> state.SlotState | None:
-        async with control(target_db.dsn) as conn:
-            slot_id = await made(conn, NASTY)
-            low = format_lsn(base + 0x20)
-            at = [format_lsn(base + step) for step in (0x10, 0x20, 0x40, 0x50, 0x80, 0xA0)]
-            assert record(target_db.dsn, NASTY, slot_id, at[1], at[0], None, low, 0, 2) == ""
-            assert record(target_db.dsn, NASTY, slot_id, at[3], at[2], None, low, 1, 2) == ""
-            members = f"{{{at[4]},{at[5]}}}"
-            assert record(target_db.dsn, NASTY, slot_id, at[5], at[4], members, low, 789_000_000_123_456, 2) == ""
-            # The row's key is what stops a second apply of the same transactions (T-14).
-            assert record(target_db.dsn, NASTY, slot_id, at[5], at[4], None, low, 2, 2) == "23505"
-            return await state.load(conn, NASTY, "s", NEW.system_identifier)
-
-    found = asyncio.run(run())
+    async with control(target_db.dsn) as conn:
+        slot_id = await made(conn, NASTY)
+        low = format_lsn(base + 0x20)
+        at = [format_lsn(base + step) for step in (0x10, 0x20, 0x40, 0x50, 0x80, 0xA0)]
+        assert record(target_db.dsn, NASTY, slot_id, at[1], at[0], None, low, 0, 2) == ""
+        assert record(target_db.dsn, NASTY, slot_id, at[3], at[2], None, low, 1, 2) == ""
+        members = f"{{{at[4]},{at[5]}}}"
+        assert record(target_db.dsn, NASTY, slot_id, at[5], at[4], members, low, 789_000_000_123_456, 2) == ""
+        # The row's key is what stops a second apply of the same transactions (T-14).
+        assert record(target_db.dsn, NASTY, slot_id, at[5], at[4], None, low, 2, 2) == "23505"
+        found = await state.load(conn, NASTY, "s", NEW.system_identifier)
     assert found is not None
     assert found.resume_lsn == base + 0x20
     applied = [step for step in range(0, 0xC0, 8) if found.is_applied(base + step)]
@@ -186,17 +166,13 @@ def test_what_is_recorded_is_what_is_read(target_db: Database) -> None:
     assert target_db.rows(times.format(sql.Identifier(NASTY))) == [(True,)]
 
 
-def test_state_of_another_cluster_is_refused(target_db: Database) -> None:
+async def test_state_of_another_cluster_is_refused(target_db: Database) -> None:
     """The same slot name in another cluster names both system identifiers (F13); an unknown slot is None."""
-
-    async def run() -> None:
-        async with control(target_db.dsn) as conn:
-            await made(conn, "x")
-            assert await state.load(conn, "x", "other", "1") is None
-            with pytest.raises(SourceRefused, match=r"18446744073709551615.*cluster 77"):
-                await state.load(conn, "x", "s", "77")
-
-    asyncio.run(run())
+    async with control(target_db.dsn) as conn:
+        await made(conn, "x")
+        assert await state.load(conn, "x", "other", "1") is None
+        with pytest.raises(SourceRefused, match=r"18446744073709551615.*cluster 77"):
+            await state.load(conn, "x", "s", "77")
 
 
 def test_watermark_never_goes_back_and_prunes(target_db: Database) -> None:
@@ -242,32 +218,28 @@ def test_watermark_never_goes_back_and_prunes(target_db: Database) -> None:
 
 
 @pytest.mark.crash
-def test_what_was_advanced_survives_a_crash(own_servers: OwnServers) -> None:
+async def test_what_was_advanced_survives_a_crash(own_servers: OwnServers) -> None:
     """Once advance has returned, earlier commits with synchronous_commit off are durable (T-1, F6)."""
     server = own_servers(settings={"wal_writer_delay": "10s"})
     server.execute("CREATE TABLE t (i int)")
-
-    async def run() -> None:
-        async with control(server.dsn()) as conn:
-            slot_id = await made(conn, "x")
-            with psycopg.connect(server.dsn(), autocommit=True) as worker:
-                worker.execute("SET synchronous_commit = off")
-                worker.execute("INSERT INTO t VALUES (1)")
-            lsn = NEW.low_lsn + 8
-            await state.advance(conn, "x", slot_id, state.SlotProgress(low_lsn=lsn, high_lsn=lsn, state="streaming"))
-            # The control: without an advance after it, the same kind of commit is lost.
-            with psycopg.connect(server.dsn(), autocommit=True) as worker:
-                worker.execute("SET synchronous_commit = off")
-                worker.execute("INSERT INTO t VALUES (2)")
-            server.crash()
-
-    asyncio.run(run())
+    async with control(server.dsn()) as conn:
+        slot_id = await made(conn, "x")
+        with psycopg.connect(server.dsn(), autocommit=True) as worker:
+            worker.execute("SET synchronous_commit = off")
+            worker.execute("INSERT INTO t VALUES (1)")
+        lsn = NEW.low_lsn + 8
+        await state.advance(conn, "x", slot_id, state.SlotProgress(low_lsn=lsn, high_lsn=lsn, state="streaming"))
+        # The control: without an advance after it, the same kind of commit is lost.
+        with psycopg.connect(server.dsn(), autocommit=True) as worker:
+            worker.execute("SET synchronous_commit = off")
+            worker.execute("INSERT INTO t VALUES (2)")
+        server.crash()
     server.start()
     assert server.execute("SELECT array_agg(i) FROM t") == [([1],)]
     assert server.execute("SELECT lowest_remote_lsn::text FROM x.progress") == [(format_lsn(NEW.low_lsn + 8),)]
 
 
-def test_display_rows_and_drop(target_db: Database) -> None:
+async def test_display_rows_and_drop(target_db: Database) -> None:
     """Displayed rows are replaced one by one, a new daemon starts with an empty screen, and drop leaves nothing."""
     worker = state.WorkerRow(worker=0, pid=1, state="idle")
     table = state.TableRow(
@@ -281,28 +253,22 @@ def test_display_rows_and_drop(target_db: Database) -> None:
     daemon = state.DaemonRow(
         timeline=2, publications=("p",), commit_order="preserve", workers=2, host="h", pid=7, version="1"
     )
-
-    async def run() -> None:
-        async with control(target_db.dsn) as conn:
-            slot_id = await made(conn, "x")
-            await state.write_workers(conn, "x", slot_id, [worker, state.WorkerRow(worker=1, pid=2, state="idle")])
-            await state.write_workers(
-                conn, "x", slot_id, [state.WorkerRow(worker=1, pid=2, state="busy", waits_for="0")]
-            )
-            await state.write_tables(conn, "x", slot_id, [table])
-            await state.write_tables(conn, "x", slot_id, [table])
-            assert target_db.rows("SELECT worker, state FROM x.workers ORDER BY 1") == [(0, "idle"), (1, "busy")]
-            assert target_db.rows("SELECT table_name, key_columns FROM x.tables") == [("t%s", ['k"'])]
-            await state.write_daemon(conn, "x", slot_id, daemon)
-            await state.set_state(conn, "x", slot_id, "stopped", "SIGTERM")
-            assert target_db.rows("SELECT count(*) FROM x.workers") == [(0,)]
-            assert target_db.rows("SELECT timeline, pid, state, reason FROM x.slots") == [(2, 7, "stopped", "SIGTERM")]
-            assert not await state.drop_schema(conn, "x")
-            await state.drop_slot_state(conn, "x", slot_id)
-            assert await state.drop_schema(conn, "x")
-            assert not await state.has_schema(conn, "x")
-
-    asyncio.run(run())
+    async with control(target_db.dsn) as conn:
+        slot_id = await made(conn, "x")
+        await state.write_workers(conn, "x", slot_id, [worker, state.WorkerRow(worker=1, pid=2, state="idle")])
+        await state.write_workers(conn, "x", slot_id, [state.WorkerRow(worker=1, pid=2, state="busy", waits_for="0")])
+        await state.write_tables(conn, "x", slot_id, [table])
+        await state.write_tables(conn, "x", slot_id, [table])
+        assert target_db.rows("SELECT worker, state FROM x.workers ORDER BY 1") == [(0, "idle"), (1, "busy")]
+        assert target_db.rows("SELECT table_name, key_columns FROM x.tables") == [("t%s", ['k"'])]
+        await state.write_daemon(conn, "x", slot_id, daemon)
+        await state.set_state(conn, "x", slot_id, "stopped", "SIGTERM")
+        assert target_db.rows("SELECT count(*) FROM x.workers") == [(0,)]
+        assert target_db.rows("SELECT timeline, pid, state, reason FROM x.slots") == [(2, 7, "stopped", "SIGTERM")]
+        assert not await state.drop_schema(conn, "x")
+        await state.drop_slot_state(conn, "x", slot_id)
+        assert await state.drop_schema(conn, "x")
+        assert not await state.has_schema(conn, "x")
     assert target_db.rows("SELECT 1 FROM pg_namespace WHERE nspname = 'x'") == []
 
 

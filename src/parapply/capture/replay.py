@@ -417,7 +417,7 @@ class _Replay:
                 return before
             if before is None:
                 before = await self._begin(run.name, scratch, conn)
-            # Killed it can write no more.
+            # A process that is killed writes no more.
             await self._keep(conn, run, msgspec.structs.replace(before, lost_parts=before.lost_parts + 1))
         own = self._options.log or run.config.applylog.directory
         log = (own or _folder_of_logs()) / before.log

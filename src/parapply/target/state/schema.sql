@@ -122,7 +122,8 @@ CREATE TABLE {s}.undecided (
     slot_id int NOT NULL REFERENCES {s}.slots,  -- Slot.
     gid text NOT NULL,  -- Name of the prepared transaction here, as in the view prepared.
     PRIMARY KEY (slot_id, gid));
--- Transactions that PostgreSQL itself holds prepared; our names give their slot and their end (T-56).
+-- Transactions that PostgreSQL itself holds prepared; our names give their slot and their end (T-56), and any role may
+-- use such a name.
 CREATE VIEW {s}.prepared AS  -- Transactions of the publisher that are prepared here and wait for their outcome.
 SELECT slot.slot_name,  -- Replication slot on the publisher.
        held.gid,  -- Name here; pg_prepared_xacts of the publisher has it under its own name and source_xid.
@@ -136,7 +137,6 @@ SELECT slot.slot_name,  -- Replication slot on the publisher.
   JOIN pg_catalog.pg_prepared_xacts AS held
     ON held.database = pg_catalog.current_database()
    AND held.gid ~ ('^parapply_' || slot.slot_id || '_[0-9]{{1,10}}_[0-9A-F]{{1,8}}/[0-9A-F]{{1,8}}$')
-   -- Any role may prepare under any name.
    AND pg_catalog.has_table_privilege(held.owner, (SELECT proof.oid FROM pg_catalog.pg_class AS proof
          WHERE proof.relname = 'committed_prepared' AND proof.relnamespace =
                (SELECT own.relnamespace FROM pg_catalog.pg_class AS own WHERE own.oid = slot.tableoid)), 'INSERT');
