@@ -127,6 +127,10 @@ class MappingConfig(msgspec.Struct, frozen=True):
         is_same = self.is_schema_only(one) == self.is_schema_only(other)
         return is_same and self.masks_of(one) == self.masks_of(other)
 
+    def masked_of(self, name: tuple[str, str]) -> tuple[str, ...]:
+        """Return the published columns of a table whose values are kept from the target."""
+        return (*self.omitted_of(name), *self.replaced_of(name))
+
     def is_alike(self, one: tuple[str, str], other: tuple[str, str]) -> bool:
         """Return whether the rows of two tables have the same constants, expressions and columns."""
         return self.masks_of(one) == self.masks_of(other) and self.constants_of(one) == self.constants_of(other)

@@ -161,9 +161,9 @@ async def _is_below(target: settings.Connection, part: Name, root: Name) -> bool
 def kept_without_copy(marks: Mapping[int, str], kept: Collection[str] | None = None) -> list[str]:
     """Return the marks to keep for a slot that was begun without a copy: how each table is published, by its OID.
 
-    Names that were kept before stay.
+    Names of tables and numbers of columns that were kept before stay.
     """
-    return [*[f"w{oid} {text}" for oid, text in marks.items()], *[text for text in kept or () if text[0] == "n"]]
+    return [*[f"w{oid} {text}" for oid, text in marks.items()], *[text for text in kept or () if text[0] in "nc"]]
 
 
 def known_without_copy(kept: Collection[str] | None) -> dict[int, str]:
@@ -195,8 +195,43 @@ async def keep_names(
     names = {oid: name if mapping.is_alike(old := before.get(oid, name), name) else old for oid, name in now.items()}
     if names != before:
         marks = [f"n{oid} {msgspec.json.encode(name).decode()}" for oid, name in names.items()]
+        marks += [text for text in kept or () if text[0] == "c"]
         await copies.keep_marks(target, schema, slot_id, kept_without_copy(known_without_copy(kept), marks))
     return names
+
+
+async def keep_columns(
+    source: Connection, target: settings.Connection, config: Config, slot_id: int, known: Copies
+) -> dict[int, dict[str, str]]:
+    """Note the numbers of columns whose values are kept from the target; return their present names by the former.
+
+    By table, and without columns that are gone. A table is noted again if the configuration names others.
+    """
+    mapping, schema = config.mapping, config.target.state_schema
+    masked = [name for name in mapping.withholding if mapping.masked_of(name)]
+    if not masked:
+        return {}
+    kept = await copies.load_marks(target, schema, slot_id) or frozenset()
+    found = [text.partition(" ") for text in kept if text[0] == "c"]
+    before = {int(oid[1:]): msgspec.json.decode(numbers, type=dict[str, int]) for oid, _, numbers in found}
+    wanted = {oid: mapping.masked_of(name) for name, oid in (await late_tables.oids(source, masked)).items()}
+    now = await late_tables.columns(source, {*before, *wanted})
+    numbers = {}
+    for oid, its in now.items():
+        old = before.get(oid, {})
+        names = wanted.get(oid, old)
+        is_same = old.keys() == {*names}
+        numbers[oid] = {
+            name: old[name] if is_same and old[name] in its.values() else its.get(name, 0) for name in names
+        }
+    # A state of an older version has no marks, and gets all of them at a look.
+    if numbers != before and (kept or not known.is_listed):
+        marks = [f"c{oid} {msgspec.json.encode(one).decode()}" for oid, one in numbers.items()]
+        await copies.keep_marks(target, schema, slot_id, [*marks, *[text for text in kept if text[0] != "c"]])
+    return {
+        oid: {former: name for former, number in one.items() for name, at in now[oid].items() if at == number}
+        for oid, one in numbers.items()
+    }
 
 
 async def _unlisted(  # noqa: PLR0913, PLR0917  what the look knows

@@ -7,7 +7,7 @@ notes of others: when it begins, when one of them changes, and from time to time
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -28,6 +28,21 @@ if TYPE_CHECKING:
 #: Other slots and the constants of their rows, by the table on the target, as schema.table.
 Taken: TypeAlias = "Mapping[str, list[tuple[str, Mapping[str, str]]]]"
 
+#: The partitions of tables, and what these are partitions of, each with the tables; a TRUNCATE of one empties others.
+_RELATED: Final = """
+    WITH RECURSIVE tree (place, oid) AS (
+        SELECT n.nspname || '.' || c.relname, c.oid FROM pg_catalog.pg_class AS c
+          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+         WHERE c.relkind IN ('r', 'p') AND n.nspname || '.' || c.relname = ANY ($1::text[])
+        UNION SELECT tree.place, i.inhrelid FROM tree JOIN pg_catalog.pg_inherits AS i ON i.inhparent = tree.oid
+          JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relispartition)
+    SELECT n.nspname || '.' || c.relname AS name, array_agg(DISTINCT line.place)
+      FROM (TABLE tree UNION SELECT tree.place, above.relid
+              FROM tree CROSS JOIN pg_catalog.pg_partition_ancestors(tree.oid) AS above) AS line (place, oid)
+      JOIN pg_catalog.pg_class AS c ON c.oid = line.oid
+      JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+     WHERE n.nspname || '.' || c.relname <> line.place GROUP BY 1 ORDER BY 1"""
+
 #: Advice for each problem.
 HINT = "give this slot's rows other values of the same columns in `set` of [mapping], or `parapply drop` the other slot"
 
@@ -42,6 +57,10 @@ async def others(conn: Connection, schema: str, slot_id: int) -> Taken:
     for name, text in await state_rows(conn, schema, "looking where rows of others have constants", query, [slot_id]):
         for place, several in msgspec.json.decode(text, type=dict[str, list[dict[str, str]]]).items():
             taken.setdefault(place, []).extend([(name, one) for one in several])
+    if taken:
+        found = await state_rows(conn, schema, "looking for partitions of shared tables", _RELATED, [list(taken)])
+        for other, own in [(other, [one for place in places for one in taken[place]]) for other, places in found]:
+            taken.setdefault(other, []).extend(own)
     return taken
 
 

@@ -295,6 +295,8 @@ def test_a_slot_without_constants_keeps_out(
             refused = run_command(route, *command)
             assert words + end in " ".join((refused.stdout + refused.stderr).split())
             assert refused.returncode == _TARGET_REFUSED
+    leaf = replace(second, settings={**FAST, 'mapping.tables."t2.item"': "public.item_1"})
+    assert words.replace("item has", "item_1 has", 1) in run_command(leaf, "init").stderr
     daemon = start_daemon(first)
     make_slot(second)
     source.execute("TRUNCATE t2.item")

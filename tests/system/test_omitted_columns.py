@@ -270,6 +270,72 @@ def test_no_value_comes_by_another_name(
     assert target.rows(query) == [(100, "own", None), (101, "own", None)]
 
 
+#: Changes of a table (id, secret, v) after which another column has the name.
+_OTHER_NAMES = {
+    "swapped": "RENAME secret TO t; ALTER TABLE one RENAME v TO secret; ALTER TABLE one RENAME t TO v",
+    "made_again": "RENAME secret TO hidden; ALTER TABLE one ADD secret text",
+    "dropped": "DROP v; ALTER TABLE one RENAME secret TO v; ALTER TABLE one ADD secret text",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"), [("omit", "swapped"), ("replace.secret", "made_again"), ("omit", "dropped")]
+)
+def test_a_name_that_went_to_another_column_while_none_is_missing(  # noqa: PLR0917  the case
+    source: Database,
+    new_target: Callable[[], Database],
+    run_command: RunCommand,
+    start_daemon: StartDaemon,
+    kind: str,
+    change: str,
+) -> None:
+    """The column whose values are kept from the target is known by its number, whether or not a daemon runs.
+
+    So it is after a new start. With both names in the configuration the stream goes on.
+    """
+    target = new_target()
+    source.execute("CREATE TABLE one (id int PRIMARY KEY, secret text, v text);"
+                   "CREATE PUBLICATION few FOR TABLE one, account")  # fmt: skip
+    target.execute("CREATE TABLE one (id int PRIMARY KEY, v text, secret text, hidden text)")
+    value = "secret" if kind == "omit" else "left(secret, 0)"
+    column = "hidden" if change == "made_again" else "v"
+    fast: Mapping[str, str | float] = {**FAST, "source.decoding_memory_bytes": 65536}
+    if change == "dropped":
+        fast = {**fast, **FOLLOW}
+    settings: Mapping[str, str | float] = {**fast, f'mapping.tables."public.one".{kind}': value}
+    route = Route(source=source, target=target, publication="few", settings=settings)
+    other = Route(source=source, target=target, publication="few", settings=settings, slot=f"{route.slot}_other")
+    copied = ("--copy",) if change == "dropped" else ()
+    assert run_command(route, "init", *copied).returncode == 0
+    daemon = start_daemon(route)
+    source.execute("INSERT INTO one VALUES (1, 'hush', 'v')")
+    daemon.wait_caught_up()
+    if change != "dropped":
+        assert run_command(other, "init").returncode == 0
+    source.execute(f"ALTER TABLE one {_OTHER_NAMES[change]}")
+    # Streamed in progress, beside which a small one shows that it has come.
+    with source.connect() as session, session.transaction():
+        session.execute(
+            f"INSERT INTO one (id, {column}) SELECT n, repeat('hush', 100) FROM generate_series(1000, 3000) AS n"
+        )
+        source.execute("INSERT INTO account VALUES ('s', 100, 'e')")
+        target.wait_until("SELECT EXISTS (SELECT FROM account WHERE id = 100)")
+    assert daemon.exit_code() == 4, daemon.log_tail()
+    for one in (route, other)[: 1 if change == "dropped" else 2]:
+        target.execute("DELETE FROM account")
+        daemon = start_daemon(one)
+        assert daemon.exit_code() == 4, daemon.log_tail()
+        assert 'column "secret" of public.one became' in daemon.failure
+    assert target.rows("SELECT id, v FROM one WHERE v LIKE '%hush%' OR hidden IS NOT NULL") == []
+    both: Mapping[str, str | float] = {'mapping.tables."public.one".omit': f"secret,{column}"}
+    if kind != "omit":
+        both = {**settings, 'mapping.tables."public.one".omit': column}
+    start_daemon(Route(source=source, target=target, publication="few", settings={**fast, **both}, slot=route.slot))
+    source.execute("INSERT INTO one (id, v) VALUES (2, 'hush')")
+    target.wait_until("SELECT EXISTS (SELECT FROM one WHERE id = 2)")
+    assert target.rows(f"SELECT count(*) FROM one WHERE {column} LIKE '%hush%'") == [(0,)]
+
+
 def test_columns_that_come_and_go(
     source: Database, new_target: Callable[[], Database], start_daemon: StartDaemon
 ) -> None:

@@ -40,6 +40,7 @@ async def note(config: Config, ends: Connections, slot_id: int) -> None:
     known = await copies.load(ends.target, config.target.state_schema, slot_id)
     known = await continuity.leave_out(ends.source, ends.target, config, slot_id, known)
     await continuity.keep_names(ends.source, ends.target, config, slot_id, known)
+    await continuity.keep_columns(ends.source, ends.target, config, slot_id, known)
     say_schema_only(known)
 
 

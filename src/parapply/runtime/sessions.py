@@ -183,6 +183,7 @@ class Connector:
             known = await continuity.leave_out(source, control, self._config, slot_id, known)
             await continuity.drop_marks(source, control, self._config, slot_id, known)
             names = await continuity.keep_names(source, control, self._config, slot_id, known)
+            await continuity.keep_columns(source, control, self._config, slot_id, known)
             two_phase = self._config.source.two_phase and known.is_settled(found.low_lsn)
             streaming = self._streaming(source_facts)
             if found.low_lsn >= self._whole_until_lsn:

@@ -218,13 +218,16 @@ async def relatives(conn: Connection, oids: Collection[int], names: Sequence[Nam
     return [(oid, (schema, name)) for oid, schema, name in found]
 
 
-async def columns(conn: Connection, oid: int) -> dict[str, int]:
-    """Return the numbers of the columns that a table has now, by name; none if it is gone."""
+async def columns(conn: Connection, oids: Collection[int]) -> dict[int, dict[str, int]]:
+    """Return the numbers of the columns that tables have now, by name; none of a table that is gone."""
     query: LiteralString = """
-        SELECT attname, attnum::int FROM pg_catalog.pg_attribute
-         WHERE attrelid = $1::oid AND attnum > 0 AND NOT attisdropped"""
+        SELECT attrelid::bigint, attname, attnum::int FROM pg_catalog.pg_attribute
+         WHERE attrelid = ANY ($1::oid[]) AND attnum > 0 AND NOT attisdropped"""
+    found: dict[int, dict[str, int]] = {oid: {} for oid in oids}
     with source_errors("reading a table's columns"):
-        return dict(await read_rows(conn, query, [oid]))
+        for oid, name, number in await read_rows(conn, query, [list(oids)]):
+            found[oid][name] = number
+    return found
 
 
 def why_not_whole(line: Sequence[TablePlace], known: Collection[str]) -> str:

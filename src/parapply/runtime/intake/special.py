@@ -105,18 +105,18 @@ class SpecialTransactions:
     async def _chunk(self, piece: Transaction, chunk: Chunk) -> None:
         stream = await self._streams.add(piece, chunk, self._batcher.last_seq)
         follower = self._pool.flight.follower_of(stream)
-        if follower is not None and not self._may_follow(stream):
+        if follower is not None and not self._may_follow(stream, self._batcher.received_lsn):
             give_way(follower)
         if chunk.was_prepared or not self._streams.is_worth_a_worker(stream) or not self._pool.flight.may_follow:
             return
         # Its commit lies after all that has come; what may have to be left out of it is not applied before that.
-        if self._may_follow(stream):
+        if self._may_follow(stream, self._batcher.received_lsn):
             self._streams.follow(stream)
             self._pool.follow(StreamJob(Batch(0), {}, stream))
 
-    def _may_follow(self, stream: StreamBuffer) -> bool:
-        """Return whether all of it is sure to be applied, although its commit is not known."""
-        starts, lsn = self._admission.starts, self._batcher.received_lsn
+    def _may_follow(self, stream: StreamBuffer, lsn: int) -> bool:
+        """Return whether all of it is sure to be applied, if it commits at an LSN or later."""
+        starts = self._admission.starts
         return not starts.is_apart(stream.relations, lsn) and self._admission.copied.may_follow(stream.relations)
 
     async def _end(
@@ -141,7 +141,7 @@ class SpecialTransactions:
         if not is_done:
             # Of what was prepared before the slot had two_phase, also relations in force that it does not announce.
             follower = self._pool.flight.follower_of(stream)
-            if follower is not None and self._admission.starts.is_apart(stream.relations, event.commit_lsn):
+            if follower is not None and not self._may_follow(stream, event.commit_lsn):
                 # Its locks would hold up the copy that it waits for.
                 give_way(follower)
             stream.kept = await self._admission.kept_of(stream.relations, event.commit_lsn)

@@ -229,7 +229,7 @@ class Copied:
         if self.is_settled(relations):
             return
         async with self._lock:
-            await self._check_partitions(relations)
+            await self._check_withheld(relations)
             for relation in relations:
                 if not self._is_settled(relation):
                     await self._settle(relation, may_be_missing=may_be_missing)
@@ -352,7 +352,7 @@ class Copied:
         none of these was it by another name, because there would be one name too few for them. No column may have been
         dropped, because one that was left out before may have its name since.
         """
-        now = await late_tables.columns(self._source, relation.oid)
+        now = (await late_tables.columns(self._source, [relation.oid]))[relation.oid]
         known = self._numbers.get(relation.oid, {})
         omitted = self._mapping.omitted_of(relation.full_name)
         announced = {column.name for column in relation.columns} | {*omitted} - {*relation.lacks}
@@ -394,8 +394,10 @@ class Copied:
         if not reason:
             self._log.info("table_joined", relation=relation.qualified_name)
 
-    async def _check_partitions(self, relations: Sequence[Relation]) -> None:
+    async def _check_withheld(self, relations: Sequence[Relation]) -> None:
         """Refuse changes of tables under their own names that have a root or partitions with other settings.
+
+        And changes of tables that have a column whose values are kept from the target under another name now.
 
         They are also announced beside their root where its name is sent; the catalogue does not have the name of then.
         """
@@ -403,10 +405,32 @@ class Copied:
             return
         tables = {relation.full_name: relation.oid for relation in relations}
         refused = await sharing.of_other_partitions(self._source, self._mapping, tables)
+        refused |= await self._of_other_columns(relations)
         for relation in relations:
             error = refused.get(relation.full_name)
             (self._judged.discard if error else self._judged.add)(relation)
             await self._tables.withhold(relation, error)
+
+    async def _of_other_columns(self, relations: Sequence[Relation]) -> dict[Name, TargetRefused]:
+        masked = [relation for relation in relations if self._mapping.masked_of(relation.full_name)]
+        if not masked:
+            return {}
+        async with self._control_pool.session() as conn:
+            names = await continuity.keep_columns(self._source, conn, self._config, self._slot_id, self.known)
+        refused = {}
+        for relation in masked:
+            omitted = self._mapping.omitted_of(relation.full_name)
+            # A name that is missing is refused with the plan.
+            announced = {*omitted, *[column.name for column in relation.columns]} - {*relation.lacks}
+            for former, name in names.get(relation.oid, {}).items():
+                if former in announced and name not in {former, *omitted}:
+                    refused[relation.full_name] = TargetRefused(
+                        f'column "{former}" of {relation.qualified_name} became "{name}", and another one has its name,'
+                        " but the first one's values are kept from the target",
+                        hint="name both in `omit` or `replace` of [mapping]; any change of the names there is taken as"
+                        " right for the columns of now",
+                    )
+        return refused
 
     async def _settle_partition(self, line: Sequence[TablePlace]) -> bool:
         """Take a partition that is announced beside the root that it is published as; return whether it is one.

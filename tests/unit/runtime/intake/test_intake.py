@@ -164,6 +164,9 @@ class _Copied:
     def is_settled(self, relations: Sequence[object]) -> bool:
         return bool(relations)
 
+    def may_follow(self, relations: Sequence[object]) -> bool:
+        return bool(relations)
+
     async def settle(self, relations: Sequence[object]) -> None:
         pass
 
