@@ -92,7 +92,8 @@ def test_f12_a_slot_that_was_dropped_is_healed(
     assert (low.returncode, "nothing was changed" in low.stderr) == (4, True)
     assert before == (contents(route.target, "public"), route.target.rows("SELECT lowest_lsn FROM parapply.slots"))
     assert route.source.rows("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
-    run_command(route, "heal", code=0)
+    done = run_command(route, "heal")
+    assert done.returncode == 0, done.stderr
     assert _equal(route)
     route.source.execute(_LOST.format(2))
     again = start_daemon(route)
@@ -362,7 +363,8 @@ def test_f11_an_invalidated_slot_is_healed(
     made = plain_route(source, target_db, make_slot)
     daemon = start_daemon(made)
     commit_each(source, 1, 5)
-    daemon.finish()
+    daemon.wait_caught_up()
+    daemon.stop()
     for number in range(6, 10):
         commit_each(source, number, number)
         source.execute("SELECT pg_switch_wal()")

@@ -115,9 +115,11 @@ def test_a_standby_is_the_publisher(
     promoted = Database(dbname="source", server=standby)
     commit_each(promoted, 301, 350)
     daemon.route = Route(source=promoted, target=target_db, slot=route.slot, settings=settings, source_dsn=dsn)
-    daemon.finish()
+    daemon.wait_caught_up()
+    daemon.stop()
     commit_each(promoted, 351, 360)
     again = start_daemon(daemon.route)
-    again.finish()
+    again.wait_caught_up()
+    again.stop()
     assert target_db.rows("SELECT timeline FROM parapply.slots") == [(2,)]
     check_equal(daemon.route)

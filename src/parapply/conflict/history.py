@@ -101,7 +101,11 @@ class ConflictHistory:
         return await self.has_stopped(conn)
 
     async def prune(self, conn: Connection, keep_s: float, keep_rows: int) -> None:
-        """Drop conflicts that are too old or too many, none that still stops a transaction, without waiting (T-37)."""
+        """Drop conflicts that are too old or too many, none that still stops a transaction. Waits for no lock (T-37).
+
+        Raises:
+            TargetRefused, TargetLost: as `write`.
+        """
         query = (
             "DELETE FROM {s}.conflicts WHERE conflict_id IN (SELECT conflict_id FROM {s}.conflicts WHERE"
             " slot_id = $1::int AND outcome <> $4 AND (recorded_at < pg_catalog.clock_timestamp()"
@@ -113,7 +117,11 @@ class ConflictHistory:
         await state_rows(conn, self._schema, "pruning the history of conflicts", query, values)
 
     async def kept(self, conn: Connection) -> dict[tuple[str, str], int]:
-        """Return the number of conflicts that are kept, by type and outcome."""
+        """Return the number of conflicts that are kept, by type and outcome.
+
+        Raises:
+            TargetRefused, TargetLost: as `write`.
+        """
         query = (
             "SELECT conflict_type, outcome, pg_catalog.count(*) FROM {s}.conflicts"
             " WHERE slot_id = $1::int GROUP BY conflict_type, outcome"

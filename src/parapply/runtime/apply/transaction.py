@@ -333,7 +333,11 @@ class TargetTransaction:
         await self.end(job, record)
 
     async def leave_out(self, job: AppliedJob, message: Prepare | StreamPrepare, end: Transaction) -> None:
-        """Record a PREPARE that the publisher has rolled back, without preparing anything; no transaction is open."""
+        """Record a PREPARE that the publisher has rolled back, without preparing anything; no transaction is open.
+
+        Raises:
+            TargetLost: the connection ended.
+        """
         await self._two_phase.leave_out(self.session, message, record_at_head(end))
         job.left_out("rolled back on the publisher")
 
