@@ -118,8 +118,8 @@ def test_init_looks_first(source_db: Database, target_db: Database, run_command:
     # The publisher's refusal decides, and is not arguable.
     assert (done.returncode, "despite" in last, _made(route)) == (3, False, []), done
     # `check` ends as `init` does.
-    assert run_command(route, "check", "--publication", "nowhere").returncode == 3
-    assert run_command(route, "check").returncode == 4
+    run_command(route, "check", "--publication", "nowhere", code=3)
+    run_command(route, "check", code=4)
     done = run_command(route, "init")
     assert (done.returncode, len(done.stderr.splitlines()), _made(route)) == (4, 1, []), done
     done = run_command(route, "init", "--despite", "slot_refused")
@@ -281,7 +281,7 @@ def test_what_the_daemon_would_refuse_is_refused(
               "origins_needed": (f'"{target_db.target_role}"',)}  # fmt: skip
     assert sorted(found) == sorted((code, name) for code, names in wanted.items() for name in names)
     route = Route(source=source_db, target=target_db)
-    assert run_command(route, "init").returncode == 0
+    run_command(route, "init", code=0)
     columns = "slot_id, step, reverse_slot, made_slot, made_publication, fence, opens"
     values = "slot_id, 'turning', 'back', true, true, 'database', true"
     target_db.execute(f"INSERT INTO parapply.cutovers ({columns}) SELECT {values} FROM parapply.slots")

@@ -156,7 +156,7 @@ def test_a_second_publisher_copies_into_a_table_that_others_fill(
 ) -> None:
     """Copies empty no rows but their own, with TRUNCATE nowhere; verify, refresh and heal look at their own alone."""
     first = Route(source=source, target=new_target(), settings={**FAST, **_MAPPING})
-    assert run_command(first, "init", "--copy").returncode == 0
+    run_command(first, "init", "--copy", code=0)
     second = Route(
         source=source, target=first.target, publication="second",
         settings={**FAST, 'mapping.schemas."t1".schema': "public", 'mapping.schemas."t1".set.tenant': "1"},
@@ -216,7 +216,7 @@ def test_conflicts_are_about_own_rows(
     policies = {"conflict.insert_exists": "apply_remote", "conflict.update_missing": "skip"}
     policies["conflict.multiple_unique_conflicts"] = "apply_remote"
     route = Route(source=source, target=new_target(), settings={**FAST, **_MAPPING, **policies})
-    assert run_command(route, "init", "--copy").returncode == 0
+    run_command(route, "init", "--copy", code=0)
     daemon = start_daemon(route)
     route.target.execute("INSERT INTO item VALUES (50, 'local', 2, 'local');"
                          "INSERT INTO account (tenant, id, email) VALUES (2, 50, 'other'), (2, 51, 'e50');"
@@ -283,7 +283,7 @@ def test_a_slot_without_constants_keeps_out(
     own = {'mapping.schemas."t1".schema': "public", 'mapping.schemas."t1".set.tenant': "1"}
     source.execute("CREATE PUBLICATION one FOR TABLE t1.item; CREATE PUBLICATION two FOR TABLE t2.item")
     first = Route(source=source, target=new_target(), publication="one", settings={**FAST, **own})
-    assert run_command(first, "init", "--copy").returncode == 0
+    run_command(first, "init", "--copy", code=0)
     second = Route(
         source=source, target=first.target, publication="two",
         settings={**FAST, 'mapping.schemas."t2".schema': "public"},
@@ -316,7 +316,7 @@ def test_a_table_that_gets_other_constants(
     moved = {'mapping.schemas."t4".schema': "public", 'mapping.schemas."t4".set.tenant': "4"}
     route = Route(source=source, target=new_target(), settings={**FAST, **_MAPPING, **moved})
     if copies:
-        assert run_command(route, "init", "--copy").returncode == 0
+        run_command(route, "init", "--copy", code=0)
     else:
         make_slot(route)
     daemon = start_daemon(route)
@@ -350,11 +350,11 @@ def test_a_table_becomes_shared(
     if comes == "slot":
         source.execute("ALTER PUBLICATION two ADD TABLE t2.item")
     else:
-        assert run_command(first, "init", "--copy").returncode == 0
+        run_command(first, "init", "--copy", code=0)
     daemon = start_daemon(second)
     daemon.wait_caught_up()
     if comes == "slot":
-        assert run_command(first, "init", "--copy").returncode == 0
+        run_command(first, "init", "--copy", code=0)
     else:
         source.execute("ALTER PUBLICATION two ADD TABLE t2.item; TRUNCATE t2.item")
     assert daemon.exit_code() == _TARGET_REFUSED
@@ -373,7 +373,7 @@ def test_a_command_with_another_file_forgets_no_constants(
     own = {'mapping.schemas."t1".schema': "public", 'mapping.schemas."t1".set.tenant': "1"}
     source.execute("CREATE PUBLICATION one FOR TABLE t1.item")
     route = Route(source=source, target=new_target(), publication="one", settings={**FAST, **own})
-    assert run_command(route, "init", "--copy").returncode == 0
+    run_command(route, "init", "--copy", code=0)
     note = "SELECT constants_in FROM parapply.slots"
     before = route.target.rows(note)
     for settings in ({}, {**own, 'mapping.schemas."t1".set.tenant': "2"}):

@@ -94,7 +94,7 @@ def test_tables_that_were_not_published_for_a_time(
     assert not daemon.events_of("publication_altered")
     source_db.execute("ALTER PUBLICATION pub SET (publish = 'insert'); ALTER PUBLICATION pub SET (publish ="
                       " 'insert, update, delete, truncate')")  # fmt: skip
-    assert run_command(route, "snapshot", "--", "true").returncode == 0
+    run_command(route, "snapshot", "--", "true", code=0)
     daemon.wait_for_event("publication_altered")
     assert _waiting(route) == {}
     daemon.stop()
@@ -151,7 +151,7 @@ def test_a_list_of_publications_that_is_refused(
     daemon.wait_for_event("source_connected", count=2)
     daemon.wait_caught_up()
     # A look.
-    assert run_command(route, "snapshot", "--publication", "more", "--", "true").returncode == 0
+    run_command(route, "snapshot", "--publication", "more", "--", "true", code=0)
     assert _waiting(route) == {}
     check_equal(route, "t", "more")
     daemon.stop()
@@ -171,7 +171,7 @@ def test_a_publication_that_is_made_again(
     daemon = start_daemon(route)
     source_db.execute("INSERT INTO t VALUES (1)")
     daemon.wait_caught_up()
-    assert run_command(route, "snapshot", "--", "true").returncode == 0
+    run_command(route, "snapshot", "--", "true", code=0)
     source_db.execute("DROP PUBLICATION pub; INSERT INTO t VALUES (2); CREATE PUBLICATION pub FOR ALL TABLES")
     source_db.execute("INSERT INTO t VALUES (3)")
     assert daemon.wait_for_event("table_waits")["relation"] == "public.t"
@@ -268,7 +268,7 @@ def test_a_gap_of_a_table_that_was_made_again(
     source_db.execute("INSERT INTO t VALUES (1)")
     daemon.wait_caught_up()
     # A look, which keeps how the new table is published.
-    assert run_command(route, "snapshot", "--", "true").returncode == 0
+    run_command(route, "snapshot", "--", "true", code=0)
     source_db.execute("DROP PUBLICATION pub; INSERT INTO t VALUES (2); CREATE PUBLICATION pub FOR ALL TABLES")
     assert daemon.wait_for_event("table_waits")["relation"] == "public.t"
     assert "published" in _waiting(route)["t"]
@@ -288,13 +288,13 @@ def test_a_publication_that_was_missing_up_to_17(
         database.execute(tables)
     source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     route = Route(source=source_db, target=target_db, settings={**FAST, "apply.workers": 2})
-    assert run_command(route, "init", "--copy").returncode == 0
+    run_command(route, "init", "--copy", code=0)
     source_db.execute("DROP PUBLICATION pub; INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR ALL TABLES")
     daemon = start_daemon(route)
     assert daemon.exit_code() == 3, daemon.log_tail()
     assert "`parapply drop`, then `parapply init --copy --truncate`" in daemon.failure
-    assert run_command(route, "drop", "--yes").returncode == 0
-    assert run_command(route, "init", "--copy", "--truncate").returncode == 0
+    run_command(route, "drop", "--yes", code=0)
+    run_command(route, "init", "--copy", "--truncate", code=0)
     check_equal(route, "t")
 
 

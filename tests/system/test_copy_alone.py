@@ -102,9 +102,9 @@ def test_foreign_keys_do_not_act_when_a_parent_is_emptied(
     route = Route(source=source_db, target=target_db, target_dsn=target_db.dsn_with(user=_PLAIN))
     as_origin = ("--set", "target.session_replication_role=origin")
     source_db.execute("ALTER PUBLICATION pub DROP TABLE ch")
-    assert run_command(route, "init", "--copy", *as_origin).returncode == 0
+    run_command(route, "init", "--copy", *as_origin, code=0)
     source_db.execute("ALTER PUBLICATION pub ADD TABLE ch")
-    assert run_command(route, "refresh", *as_origin).returncode == 0
+    run_command(route, "refresh", *as_origin, code=0)
     repair = ("refresh", "--table", "public.pa", "--truncate", *as_origin)
     refused = run_command(route, *repair, code=4)
     assert (
@@ -161,7 +161,7 @@ def test_the_statements_of_verify_delete_no_other_rows(
         "CREATE PUBLICATION pub FOR TABLE p, par, a_chi WITH (publish_via_partition_root = true)"
     )
     route = Route(source=source_db, target=target_db, settings=FAST)
-    assert run_command(route, "init", "--copy").returncode == 0
+    run_command(route, "init", "--copy", code=0)
     start_daemon(route).wait_for_event("source_connected")
     target_db.execute("INSERT INTO p VALUES (1, 'extra'); INSERT INTO par VALUES (1, 'extra')")
     target_db.execute("DELETE FROM ONLY par WHERE id = 2")

@@ -579,7 +579,7 @@ def test_what_init_and_the_daemon_refuse(pair: Pair, run_command: RunCommand, st
     # Each would run every command: one of them does.
     running = pair.start(settings=_ON)
     other = Route(source=pair.source, target=pair.target, slot=f"{pair.route.slot}_2", settings=FAST)
-    assert run_command(other, "init").returncode == 0
+    run_command(other, "init", code=0)
     second = start_daemon(other, settings=_ON)
     assert second.exit_code(30) == 4, second.log_tail()
     said = f"runs the commands of the database '{pair.source.dbname}' here already (parapply leader {pair.route.slot})"

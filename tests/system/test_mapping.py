@@ -86,7 +86,7 @@ def test_two_tables_for_one_are_refused(route: Route, run_command: RunCommand, s
     refused = run_command(twice, "init", "--copy")
     assert refused.returncode != 0
     assert "public.item and public.plain are both published and lead to target table public.plain" in refused.stderr
-    assert run_command(route, "init").returncode == 0
+    run_command(route, "init", code=0)
     route.source.execute("INSERT INTO item VALUES (1000, 0); INSERT INTO plain VALUES (2000)")
     daemon = start_daemon(twice)
     assert daemon.exit_code() == _TARGET_REFUSED, daemon.log_tail()

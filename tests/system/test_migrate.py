@@ -154,10 +154,10 @@ def test_a_migration_that_is_killed_again_and_again(nasty: Route, run_command: R
         assert killed.returncode == -signal.SIGKILL, f"{point} was not reached: {killed.stdout}{killed.stderr}"
         nasty.source.execute(_LATER.format(n=number))
     # No stream brings the rows of a table that is paused: the answer names it, and the command that does.
-    assert run_command(nasty, "pause", "public.parent").returncode == 0
+    run_command(nasty, "pause", "public.parent", code=0)
     refused = run_command(nasty, "migrate", *arguments)
     assert (refused.returncode, "tables are paused: public.parent" in refused.stderr) == (4, True), refused
-    assert run_command(nasty, "resume", "public.parent").returncode == 0
+    run_command(nasty, "resume", "public.parent", code=0)
     run_command(nasty, "migrate", *arguments, "--only", "catch-up", code=0)
     run_command(nasty, "migrate", *arguments, code=0)
     nasty.source.execute(_LATER.format(n=2000))
@@ -206,7 +206,7 @@ def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, 
     # The check leaves a role that does not exist yet to this step.
     refused = run_command(nasty, "migrate", *options, "--set", "ddl.role=nosuch", "--only", "roles", code=4)
     assert re.search(r'role "nosuch" does not exist. Hint: GRANT "nosuch" TO "\w+";', refused.stderr)
-    assert run_command(nasty, "migrate", *options, "--to", "schema").returncode == 0
+    run_command(nasty, "migrate", *options, "--to", "schema", code=0)
     nasty.source.execute("SELECT parapply.replicate_ddl('CREATE INDEX came_later ON tree (up)')")
     refused = run_command(nasty, "migrate", *options, code=3)
     assert "1 commands of parapply.ddl_queue, from number 1 on, came after the schema was brought" in refused.stderr
@@ -230,7 +230,7 @@ def test_a_migration_to_an_older_version(nasty: Route, run_command: RunCommand, 
         "views",
     ]  # fmt: skip
     _check_equal(nasty)
-    assert run_command(nasty, "drop", "--yes").returncode == 0
+    run_command(nasty, "drop", "--yes", code=0)
 
 
 @pytest.mark.pg_majors(18)
@@ -325,7 +325,7 @@ def test_a_daemon_that_ends_too_early_and_what_comes_by_the_stream(
     killed = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_TABLE_DONE}:kill"}
     assert run_command(route, "migrate", *arguments, environ=killed).returncode == -signal.SIGKILL
     source_db.execute("INSERT INTO t VALUES (2)")
-    assert run_command(route, "migrate", *arguments, "--to", "indexes").returncode == 0
+    run_command(route, "migrate", *arguments, "--to", "indexes", code=0)
     source_db.execute("SELECT parapply.replicate_ddl('CREATE TABLE fresh (id int PRIMARY KEY)')")
     source_db.execute("INSERT INTO fresh VALUES (1)")
     with target_db.connect() as other:

@@ -124,7 +124,8 @@ def test_random_changes(
     for way in random_ways(seed):
         settings = {**FAST, "source.decoding_memory_bytes": 65536, **_OMITS, **way.settings}
         route = Route(source=source, target=new_target(), settings=settings)
-        run_command(route, "init", "--copy", "--connections", "2", code=0)
+        done = run_command(route, "init", "--copy", "--connections", "2")
+        assert done.returncode == 0, done.stderr
         _check(source, route.target)
         routes.append(route)
     killed = start_daemon(routes[0], environ={"PARAPPLY_FAILPOINT": f"{point}:kill:5"})
@@ -136,7 +137,8 @@ def test_random_changes(
         daemon.wait_caught_up()
         _check(source, route.target)
         assert route.target.rows("SELECT conflict_type, table_name FROM parapply.conflicts") == []
-    run_command(routes[0], "verify", code=0)
+    verified = run_command(routes[0], "verify")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
 def test_conflicts_replay_and_heal(
@@ -169,7 +171,8 @@ def test_conflicts_replay_and_heal(
     source.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
     source.execute("UPDATE item SET v = 'healed', secret = 'new' WHERE id IN (2, 50); DELETE FROM item WHERE id = 3;"
                    "INSERT INTO item VALUES (77, 's', 'healed'); DELETE FROM whole WHERE a = 0")  # fmt: skip
-    run_command(route, "heal", code=0)
+    healed = run_command(route, "heal")
+    assert healed.returncode == 0, healed.stdout + healed.stderr
     assert route.target.rows("SELECT v, secret FROM item WHERE id = 50") == [("healed", "mine")]
     route.target.execute("UPDATE item SET secret = 'own'")
     _check(source, route.target)
@@ -368,7 +371,8 @@ def test_columns_that_come_and_go(
     source.execute("ALTER TABLE item DROP late; INSERT INTO item (id, secret) VALUES (102, 'hush')")
     refused(daemon, "late")
     daemon = start_daemon(omitting("added", "secret"))
-    daemon.finish()
+    daemon.wait_caught_up()
+    daemon.stop()
     query = "SELECT id, secret, late, hidden FROM item ORDER BY id"
     assert target.rows(query) == [(number, "own", None, None) for number in range(100, 103)]
     names = ("hidden", "secret", "hidden,secret")

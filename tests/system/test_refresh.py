@@ -229,9 +229,9 @@ def test_a_truncate_of_a_table_that_a_paused_one_refers_to(
     source_db.execute("INSERT INTO boss VALUES (1); INSERT INTO clerk VALUES (1, 1)")
     source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     route = Route(source=source_db, target=target_db, settings=FAST)
-    assert run_command(route, "init", "--copy").returncode == 0
+    run_command(route, "init", "--copy", code=0)
     daemon = start_daemon(route)
-    assert run_command(route, "pause", "public.clerk").returncode == 0
+    run_command(route, "pause", "public.clerk", code=0)
     source_db.execute("TRUNCATE boss, clerk")
     source_db.execute("INSERT INTO boss VALUES (2)")
     daemon.wait_caught_up()
@@ -258,7 +258,7 @@ def test_a_truncate_in_part_begins_with_the_children(
     daemon = start_daemon(route)
     source_db.execute("INSERT INTO boss VALUES (1); INSERT INTO clerk VALUES (1, 1); INSERT INTO desk VALUES (1)")
     daemon.wait_caught_up()
-    assert run_command(route, "pause", "public.desk").returncode == 0
+    run_command(route, "pause", "public.desk", code=0)
     source_db.execute("TRUNCATE clerk, boss, desk")
     source_db.execute("INSERT INTO boss VALUES (2)")
     daemon.finish()
@@ -304,7 +304,7 @@ def test_a_copy_begins_within_a_large_transaction(
         database.execute(f"{TABLES} CREATE TABLE wide (id int PRIMARY KEY, v text); CREATE TABLE spare (n int)")
     source_db.execute("CREATE PUBLICATION pub FOR ALL TABLES")
     route = Route(source=source_db, target=target_db, settings=FAST)
-    assert run_command(route, "init", "--copy").returncode == 0
+    run_command(route, "init", "--copy", code=0)
     environ = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_BEGUN}:kill"}
     assert run_command(route, "refresh", "--table", "public.spare", environ=environ).returncode == -signal.SIGKILL
     daemon = start_daemon(route, settings={**LISTEN, **LARGE.settings})

@@ -151,7 +151,8 @@ def test_random_changes(
         if len(routes) == 1:
             settings['apply.tables."public.account".parallel'] = "never"  # one by one
         route = Route(source=source, target=new_target(), settings=settings)
-        run_command(route, "init", "--copy", "--connections", "2", code=0)
+        done = run_command(route, "init", "--copy", "--connections", "2")
+        assert done.returncode == 0, done.stderr
         _check(source, route.target)
         routes.append(route)
     killed = start_daemon(routes[0], environ={"PARAPPLY_FAILPOINT": f"{point}:kill:5"})
@@ -163,12 +164,14 @@ def test_random_changes(
         daemon.wait_caught_up()
         _check(source, route.target)
         assert route.target.rows("SELECT conflict_type, table_name FROM parapply.conflicts") == []
-    verified = run_command(routes[0], "verify", "--json", code=0)
+    verified = run_command(routes[0], "verify", "--json")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
     left = {one["table_name"]: one["columns_not_compared"] for one in json.loads(verified.stdout)["tables"]}
     assert left["account"] == ["phone"]
     assert "public.account: not compared, because users' functions replace it: phone" in verified.stderr
     routes[0].target.execute("UPDATE item SET email = 'e1', big = 'x' WHERE id = (SELECT max(id) FROM item)")
-    verified = run_command(routes[0], "verify", "--statements", code=1)
+    verified = run_command(routes[0], "verify", "--statements")
+    assert verified.returncode == 1, verified.stdout + verified.stderr
     assert "md5" not in verified.stdout
 
 
@@ -194,15 +197,18 @@ def test_conflicts_refresh_and_heal(
     texts = route.target.rows("SELECT c::text FROM parapply.conflicts AS c")
     assert not [text for (text,) in texts if "secret" in text]
     ((number,),) = route.target.rows("SELECT conflict_id FROM parapply.conflicts WHERE outcome = 'skipped'")
-    replayed = run_command(route, "conflicts replay", str(number), "--yes", code=4)
+    replayed = run_command(route, "conflicts replay", str(number), "--yes")
+    assert replayed.returncode == 4
     assert "the values of replaced columns are not in the history" in replayed.stderr
     route.target.execute("UPDATE item SET email = 'wrong'")
-    run_command(route, "refresh", "--table", "public.item", "--truncate", code=0)
+    refreshed = run_command(route, "refresh", "--table", "public.item", "--truncate")
+    assert refreshed.returncode == 0, refreshed.stderr
     daemon.wait_caught_up()
     _check(source, route.target)
     daemon.stop()
     source.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
-    healed = run_command(route, "heal", code=4)
+    healed = run_command(route, "heal")
+    assert healed.returncode == 4
     assert "no heal compares rows whose columns are replaced: public.account, public.item" in healed.stderr
 
 
@@ -244,7 +250,8 @@ def test_masked_tenants_with_prepared_transactions(
              for number, tenant in enumerate(("t1", "t2"))]  # fmt: skip
     rows = route.target.rows(here.replace("SELECT", "SELECT tenant,", 1))
     check_equal(source.rows(" UNION ALL ".join(found)), rows, "item")
-    run_command(route, "verify", code=0)
+    verified = run_command(route, "verify")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
 @pytest.mark.parametrize(
@@ -393,16 +400,19 @@ def test_no_command_hides_a_rename(  # noqa: PLR0917  the case
                          "CREATE TABLE thing (LIKE item INCLUDING ALL)")  # fmt: skip
     if kind.startswith("replace"):
         route.target.execute("ALTER TABLE item DROP CONSTRAINT item_pkey, ADD PRIMARY KEY (id)")
-    run_command(route, "init", "--copy", code=0)
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
     source.execute("ALTER TABLE item RENAME TO thing")
-    refused = run_command(route, *command.split(), code=4)
+    refused = run_command(route, *command.split())
+    assert refused.returncode == 4, refused.stdout + refused.stderr
     assert "public.item became public.thing, which has" in refused.stderr
     source.execute("INSERT INTO thing (id, email) VALUES (50, 'secret')")
     daemon = start_daemon(route)
     assert daemon.exit_code() == 4, daemon.log_tail()
     assert "public.item became public.thing, which has" in daemon.failure
     assert route.target.rows("SELECT count(*) FROM thing") == [(0,)]
-    run_command(route, "refresh", "--table", "public.thing", "--truncate", code=0)
+    done = run_command(route, "refresh", "--table", "public.thing", "--truncate")
+    assert done.returncode == 0, done.stderr
     start_daemon(route).wait_caught_up()
     assert route.target.rows("SELECT count(*) FROM thing") == [(21,)]
 
@@ -425,11 +435,13 @@ def test_a_rename_while_no_daemon_runs(
                          "CREATE TABLE thing (LIKE item INCLUDING ALL)")  # fmt: skip
     if kind.startswith("replace"):
         route.target.execute("ALTER TABLE item DROP CONSTRAINT item_pkey, ADD PRIMARY KEY (id)")
-    run_command(route, "init", code=0)
+    done = run_command(route, "init")
+    assert done.returncode == 0, done.stderr
     if runs:
         daemon = start_daemon(route)
         source.execute("INSERT INTO item (id, email) VALUES (50, 'secret')")
-        daemon.finish()
+        daemon.wait_caught_up()
+        daemon.stop()
     source.execute("ALTER TABLE item RENAME TO thing; INSERT INTO thing (id, email) VALUES (51, 'secret')")
     for _ in range(2):
         daemon = start_daemon(route)
@@ -553,8 +565,10 @@ def test_a_rule_that_takes_copied_rows_is_refused(
     target.execute("CREATE RULE kept AS ON INSERT TO item WHERE new.id > 10 DO INSTEAD NOTHING")
     target.execute("ALTER TABLE item ENABLE ALWAYS RULE kept")
     route = Route(source=source, target=target, settings={**FAST, **_REPLACES})
-    refused = run_command(route, "init", "--copy", code=4)
+    refused = run_command(route, "init", "--copy")
+    assert refused.returncode == 4, refused.stdout + refused.stderr
     assert "of 20 rows copied into public.item 10 came there, because it has rules on INSERT: kept" in refused.stderr
     target.execute("DROP RULE kept ON item")
-    run_command(route, "init", "--copy", code=0)
+    done = run_command(route, "init", "--copy")
+    assert done.returncode == 0, done.stderr
     _check(source, target)

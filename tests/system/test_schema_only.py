@@ -97,7 +97,7 @@ def test_a_table_that_gets_rows_again_waits_for_a_copy(
     route: Route, run_command: RunCommand, start_daemon: StartDaemon
 ) -> None:
     """Nothing goes on in the middle, neither after it was left out from the beginning, nor for a time."""
-    assert run_command(route, "init", "--copy").returncode == 0
+    run_command(route, "init", "--copy", code=0)
     left = route
     route = Route(
         source=route.source, target=route.target, slot=route.slot,
@@ -129,10 +129,10 @@ def test_a_table_that_gets_rows_again_waits_for_a_copy(
 
 def test_a_partition_that_leaves_one_waits(route: Route, run_command: RunCommand, start_daemon: StartDaemon) -> None:
     """It has rows that were left out, so a slot that was begun without a copy does not go on with it in the middle."""
-    assert run_command(route, "init").returncode == 0
+    run_command(route, "init", code=0)
     daemon = start_daemon(route)
     daemon.wait_caught_up()
-    assert run_command(route, "snapshot", "--", "true").returncode == 0
+    run_command(route, "snapshot", "--", "true", code=0)
     for database in (route.target, route.source):
         database.execute("ALTER TABLE log DETACH PARTITION log_1")
     assert "tables are not copied" in run_command(route, "snapshot", "--", "true").stderr
@@ -151,7 +151,7 @@ def test_check_names_them_and_refuses_other_names(route: Route, run_command: Run
     findings = json.loads(run_command(route, "check", "--json").stdout)["findings"]
     assert [one["object"] for one in findings if one["code"] == "schema_only"] == ['"public"."audit"', '"public"."log"']
     assert not [one for one in findings if "audit" in one["found"] and one["code"] != "schema_only"]
-    assert run_command(route, "init").returncode == 0
+    run_command(route, "init", code=0)
     for words in (("refresh", "--table"), ("pause",), ("verify", "--table")):
         refused = run_command(route, *words, "public.audit")
         assert "mapping.schema_only leaves out the rows of public.audit" in refused.stderr

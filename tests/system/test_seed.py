@@ -263,11 +263,11 @@ def test_what_came_along_is_refused_by_name_and_cleaned(
     )
     source.execute(f"CREATE SUBSCRIPTION su CONNECTION '{upstream.dsn}' PUBLICATION up")
     into = Route(source=upstream, target=source, slot="into", publication="up", settings=FAST)
-    assert run_command(into, "init").returncode == 0
+    run_command(into, "init", code=0)
     made = _route(source, copy)
     _check_refused_on_17(made, prepare, monkeypatch)
     assert source.rows("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'app'") == [(0,)]
-    assert run_command(made, "seed", "--prepare").returncode == 0
+    run_command(made, "seed", "--prepare", code=0)
     source.execute("INSERT INTO item VALUES (1, 1)")
     publisher = _own(source)
     publisher.stop()
@@ -353,7 +353,7 @@ def test_a_copy_is_upgraded_and_takes_over(
     source, old, new = _publisher_on(server), own_servers("old", major=15), own_servers("new", major=18)
     made = _route(source, old)
     with Writers(source).running() as writers:
-        assert run_command(made, "seed", "--prepare").returncode == 0
+        run_command(made, "seed", "--prepare", code=0)
         base_backup(server, old)
         follow(server, old)
         writers.wait_for_more(50)

@@ -115,10 +115,12 @@ def test_t70_a_transaction_that_is_not_to_come_is_refused(pair: Pair, run_comman
     pair.write("INSERT INTO t VALUES (1, 'a')")
     pair.drain()
     ((lsn,),) = pair.target.rows("SELECT lowest_remote_lsn FROM parapply.progress")
-    refused = run_command(pair.route, "skip", "--lsn", lsn, code=4)
+    refused = run_command(pair.route, "skip", "--lsn", lsn)
+    assert refused.returncode == 4
     assert "has passed" in refused.stderr
     for source in ((), ("--source", "host=127.0.0.1 port=1")):
-        refused = run_command(pair.route, "skip", "--lsn", "FFFFFFFF/FFFFFFFF", *source, code=4)
+        refused = run_command(pair.route, "skip", "--lsn", "FFFFFFFF/FFFFFFFF", *source)
+        assert refused.returncode == 4
         assert "no transaction ends at FFFFFFFF/FFFFFFFF: the publisher's WAL ends at" in refused.stderr
     pair.start()
     assert run_command(pair.route, "skip", "--lsn", "0/1").returncode == 4
@@ -135,7 +137,8 @@ def test_t70_a_running_daemon_skips_what_it_keeps_trying(pair: Pair, run_command
     shown = "SELECT state = 'retrying' AND reason LIKE 'insert_exists%' FROM parapply.progress"
     pair.target.wait_until(shown)
     ((lsn,),) = pair.target.rows("SELECT remote_lsn::text FROM parapply.conflicts")
-    asked = run_command(pair.route, "skip", "--lsn", lsn, "--wait", "30", "--json", code=0)
+    asked = run_command(pair.route, "skip", "--lsn", lsn, "--wait", "30", "--json")
+    assert asked.returncode == 0, asked.stderr
     assert json.loads(asked.stdout)["outcome"] == "skipped"
     daemon.wait_caught_up()
     pair.target.wait_until("SELECT state = 'running' AND reason = '' FROM parapply.progress")
@@ -210,7 +213,8 @@ def test_t70_a_transaction_that_waits_for_its_turn_says_nothing_against_its_tabl
         commits = [message for (data,) in sent if isinstance(message := decode(bytes(data)), Commit)]
         pair.target.wait_until(WORKER_IS_BLOCKED)
         wait_followed(pair.route, "t")
-        run_command(pair.route, "skip", "--lsn", format_lsn(commits[-1].end_lsn), "--wait", "0", code=0)
+        asked = run_command(pair.route, "skip", "--lsn", format_lsn(commits[-1].end_lsn), "--wait", "0")
+        assert asked.returncode == 0, asked.stderr
         pair.target.wait_until("SELECT outcome = 'accepted' FROM parapply.skips")
     pair.target.wait_until("SELECT outcome = 'skipped' FROM parapply.skips")
     # Written together with everything that is to be shown of other tables by then.
@@ -292,7 +296,8 @@ def test_t70_a_request_during_commit_is_not_accepted(pair: Pair, run_command: Ru
         pair.write(f"INSERT INTO t SELECT n, 'a' FROM generate_series(1, {n_rows}) AS n")
         pair.target.wait_until(WORKER_IS_BLOCKED)
         lsn = pair.target.wait_until("SELECT max(end_lsn)::text FROM parapply.workers")
-        asked = run_command(pair.route, "skip", "--lsn", lsn, "--wait", "0", "--json", code=0)
+        asked = run_command(pair.route, "skip", "--lsn", lsn, "--wait", "0", "--json")
+        assert asked.returncode == 0, asked.stderr
         assert json.loads(asked.stdout)["outcome"] == "unanswered"
         assert pair.target.rows("SELECT outcome FROM parapply.skips") == [("requested",)]
     pair.target.wait_until("SELECT outcome = 'passed' FROM parapply.skips")

@@ -121,6 +121,7 @@ def test_a_standby_is_the_publisher(
     daemon.stop()
     commit_each(promoted, 351, 360)
     again = start_daemon(daemon.route)
-    again.finish()
+    again.wait_caught_up()
+    again.stop()
     assert target_db.rows("SELECT timeline FROM parapply.slots") == [(2,)]
     check_equal(daemon.route)

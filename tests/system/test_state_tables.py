@@ -33,7 +33,7 @@ def route(source_db: Database, target_db: Database, run_command: RunCommand) -> 
     source_db.execute("CREATE PUBLICATION pub FOR TABLES IN SCHEMA public; INSERT INTO item VALUES (1, 1)")
     route = Route(source=source_db, target=target_db, settings={**FAST, "apply.workers": 2})
     target_db.execute("CREATE PUBLICATION back FOR TABLE item")
-    assert run_command(route, "init").returncode == 0
+    run_command(route, "init", code=0)
     target_db.execute("UPDATE parapply.slots SET slot_name = 'another'")
     source_db.execute(f"SELECT pg_drop_replication_slot('{route.slot}')")
     return route
@@ -41,7 +41,7 @@ def route(source_db: Database, target_db: Database, run_command: RunCommand) -> 
 
 def _make_state_of_its_own(route: Route, run_command: RunCommand) -> None:
     back = Route(source=route.target, target=route.source, publication="back")
-    assert run_command(back, "init").returncode == 0
+    run_command(back, "init", code=0)
     # The publication gets what FOR ALL TABLES would add; made before `init` it would keep `init` from its work.
     route.source.execute("ALTER PUBLICATION pub ADD TABLES IN SCHEMA parapply")
 
@@ -81,7 +81,7 @@ def test_what_comes_later_is_left_out(
     """A parapply may be set up on the publisher while the daemon runs: its tables are left out from then on."""
     if not copy:
         route.target.execute("INSERT INTO item VALUES (1, 1)")
-    assert run_command(route, "init", *copy).returncode == 0
+    run_command(route, "init", *copy, code=0)
     daemon = start_daemon(route)
     daemon.wait_for_event("source_connected")
     before = route.target.rows(_OWN)
@@ -105,7 +105,7 @@ def test_tables_of_that_name_are_never_emptied(
     assert "parapply.slots: the schema holds parapply's own progress here" in refused.stderr
     assert route.target.rows(_OWN) == before
     assert route.source.rows("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
-    assert run_command(route, "init", "--despite", "table_refused").returncode == 0
+    run_command(route, "init", "--despite", "table_refused", code=0)
     daemon = start_daemon(route)
     route.source.execute("INSERT INTO parapply.slots VALUES (1)")
     assert daemon.exit_code() == 4, daemon.log_tail()

@@ -73,7 +73,7 @@ def test_t56_two_slots_one_target(
     ]
     daemons = []
     for route in routes:
-        assert run_command(route, "init", "--set", "source.two_phase=true").returncode == 0
+        run_command(route, "init", "--set", "source.two_phase=true", code=0)
         daemons.append(start_daemon(route, settings=TWO_PHASE))
         daemons[-1].wait_for_event("source_connected")
     kept, dropped = routes

@@ -68,7 +68,7 @@ def test_differences_are_found_and_named(
                       "CREATE TABLE part_rest PARTITION OF part_root DEFAULT;"
                       "ALTER TABLE keyed ADD own int; ALTER TABLE numbered ADD own int")  # fmt: skip
     route = Route(source=source_db, target=target_db, settings=FAST)
-    assert run_command(route, "init", "--copy").returncode == 0
+    run_command(route, "init", "--copy", code=0)
     start_daemon(route).wait_for_event("source_connected")
     equal = run_command(route, "verify")
     assert (equal.returncode, equal.stderr) == (0, "")
@@ -111,7 +111,7 @@ def test_differences_are_found_and_named(
         assert target_db.rows("SELECT count(*) FROM loose") == before
         conn.execute("DROP TRIGGER refusing ON loose")
         conn.execute("".join(next(table["statements"] for table in report["tables"] if table["table_name"] == "loose")))
-    assert run_command(route, "verify").returncode == 0
+    run_command(route, "verify", code=0)
     assert target_db.rows("SELECT own, (SELECT count(*) FROM child) FROM numbered") == [(1, 1)]
     # All but the rows with several of one key are updated, and keep what is not published.
     assert target_db.rows("SELECT a FROM keyed WHERE own IS NULL ORDER BY a") == [(7,), (20,), (21,)]
@@ -154,7 +154,7 @@ def test_one_row_is_found_in_any_kind_of_range(
     source_db.execute(_MANY_ROWS + "ANALYZE; CREATE PUBLICATION pub FOR ALL TABLES")
     target_db.execute(";".join(_RANGES.values()).format(int="bigint"))
     route = Route(source=source_db, target=target_db, settings=FAST)
-    assert run_command(route, "init", "--copy").returncode == 0
+    run_command(route, "init", "--copy", code=0)
     start_daemon(route).wait_for_event("source_connected")
     # As a cut-over makes its state on the publisher, before the stream has sent anything of it.
     source_db.execute(
@@ -172,7 +172,7 @@ def test_one_row_is_found_in_any_kind_of_range(
     sampled = run_command(route, "verify", "--sampled", "1")
     assert (sampled.returncode, "equal (of 4 only a sample)" in sampled.stdout) == (0, True), sampled.stdout
     target_db.execute("UPDATE numbers SET v = 'w'")
-    assert run_command(route, "verify", "--sampled", "1", "--table", "public.numbers").returncode == 1
+    run_command(route, "verify", "--sampled", "1", "--table", "public.numbers", code=1)
     target_db.execute("UPDATE numbers SET v = 'v'")
     _check_again(route, capsys)
     target_db.execute(_DAMAGE_MANY)
@@ -314,7 +314,7 @@ def test_both_sides_stay_in_use(
     create_bank(source_db, target_db)
     target_db.execute("TRUNCATE acct")
     route = Route(source=source_db, target=target_db, settings={**FAST, "apply.commit_order": "relaxed"})
-    assert run_command(route, "init", "--copy").returncode == 0
+    run_command(route, "init", "--copy", code=0)
     start_daemon(route).wait_for_event("source_connected")
     with BankLoad(source_db, seed=5, pace_s=0.01) as load:
         for _ in range(2):
@@ -329,7 +329,7 @@ def test_an_old_transaction_does_not_hold_up_the_daemon(
     """The publisher's snapshot waits for transactions that run there: after --max-pause it is given up."""
     create_bank(source_db, target_db)
     route = Route(source=source_db, target=target_db, settings=FAST)
-    assert run_command(route, "init").returncode == 0
+    run_command(route, "init", code=0)
     daemon = start_daemon(route)
     daemon.wait_for_event("source_connected")
     with source_db.connect() as old:

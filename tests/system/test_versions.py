@@ -116,6 +116,6 @@ def test_what_19_does_otherwise(own_servers: OwnServers, new_database: NewDataba
     for _ in range(2):
         source.execute("SELECT nextval('ticket')")
         lsns += source.rows("SELECT page_lsn FROM pg_get_sequence_data('ticket')")
-        assert run_command(route, "sequences").returncode == 0
+        run_command(route, "sequences", code=0)
         assert sink.rows("SELECT * FROM ticket")[0][0] == source.rows("SELECT * FROM ticket")[0][0]
     assert lsns[0] == lsns[1]

@@ -125,7 +125,11 @@ class ConflictHistory:
         await state_rows(conn, self._schema, "pruning the history of conflicts", query, values)
 
     async def kept(self, conn: Connection) -> dict[tuple[str, str], int]:
-        """Return the number of conflicts that are kept, by type and outcome."""
+        """Return the number of conflicts that are kept, by type and outcome.
+
+        Raises:
+            TargetRefused, TargetLost: as `write`.
+        """
         query = (
             "SELECT conflict_type, outcome, pg_catalog.count(*) FROM {s}.conflicts"
             " WHERE slot_id = $1::int GROUP BY conflict_type, outcome"

@@ -59,7 +59,8 @@ def comments() -> dict[tuple[str, str], tuple[str, dict[str, str]]]:
     for kind, body in re.findall(r"^CREATE (TABLE|VIEW) \{s\}\.(.*?);$", _TABLES, re.MULTILINE | re.DOTALL):
         (words, own), *columns = (
             (re.findall(r"\w+", code), " ".join(re.findall("-- (.*)", comment)))
-            for code, comment in re.findall(r"^(.*\S)((?:\s+-- .*)+)$", body, re.MULTILINE)
+            # Behind a view's FROM a comment is about the query.
+            for code, comment in re.findall(r"^(.*\S)((?:\s+-- .*)+)$", body.partition("\n  FROM ")[0], re.MULTILINE)
         )
         found[kind, words[0]] = own, {words[0 if kind == "TABLE" else -1]: text for words, text in columns}
     return found
