@@ -136,9 +136,9 @@ def test_a_result_is_of_all_settings_and_of_the_rows_of_before(capture: Capture,
     No delay holds it back: the capture ends before that is over.
     """
     _write(capture, 5)
+    capture.source.execute("DELETE FROM gone")  # so that --copy-of finds none of them
     settings = [
-        ("--set", "apply.delay_s=100"), ("--set", "apply.max_batch_transactions=5"),
-        ("--set", "conflict.insert_exists=skip"), ("--set", "target.synchronous_commit=on"),
+        ("--set", "apply.delay_s=100"), ("--set", "conflict.insert_exists=skip"),
         ("--copy-of", capture.source.dsn), ("--copy-of", capture.source.dsn_with(dbname="postgres")),
     ]  # fmt: skip
     for number, more in enumerate([*settings, (*settings[-1], "--set", "log.level=warning")], 1):
