@@ -24,7 +24,7 @@ from parapply import __version__, connect, continuity, failpoints, sharing
 from parapply.config import settings_without_table
 from parapply.conflict.policies import Rules
 from parapply.conflict.skips import OTHER_HISTORY_HINT, forget_other_history
-from parapply.errors import ParapplyError, StateClosed, TargetLost, TargetRefused
+from parapply.errors import ParapplyError, SlotBusy, StateClosed, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime.first_sessions import FirstSessions
@@ -462,9 +462,14 @@ class Connector:
         name = self._config.source.slot
         stream = CatchUpStream(await self._connect_decoder(facts), lambda: slot.read_slot(asked, name))
         stack.push_async_callback(stream.close)
-        await stream.check_same(facts)
-        await stream.claim(name, self._sender_pid)
-        self._sender_pid = stream.sender_pid
+        await stream.check_same(await refusals.with_timeline(asked, facts, self._config.source.login))
+        # Noted before the answer: a network that is silent from now on may leave the claim to that process.
+        own_pid, self._sender_pid = self._sender_pid, stream.sender_pid
+        try:
+            await stream.claim(name, own_pid)
+        except SlotBusy:
+            self._sender_pid = own_pid
+            raise
         return stream
 
     async def _connect_decoder(self, facts: slot.SourceFacts) -> slot.Connection:
