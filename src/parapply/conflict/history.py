@@ -113,16 +113,17 @@ class ConflictHistory:
 
     async def prune(self, conn: Connection, keep_s: float, keep_rows: int) -> None:
         """Drop conflicts that are too old or too many, none that still stops a transaction, without waiting (T-37)."""
-        query = DROPPING.replace(
-            "CONDITION",
-            "conflict_id IN (SELECT conflict_id FROM {s}.conflicts WHERE"
-            " slot_id = $1::int AND outcome <> $4 AND (recorded_at < pg_catalog.clock_timestamp()"
-            " - $2::float8 * '1 second'::interval OR conflict_id <= (SELECT conflict_id FROM {s}.conflicts"
-            " WHERE slot_id = $1::int ORDER BY conflict_id DESC OFFSET $3::bigint LIMIT 1))"
-            " FOR UPDATE SKIP LOCKED)",
+        doing = "pruning the history of conflicts"
+        found = (
+            "SELECT conflict_id FROM {s}.conflicts WHERE slot_id = $1::int AND outcome <> $4 AND (recorded_at"
+            " < pg_catalog.clock_timestamp() - $2::float8 * '1 second'::interval OR conflict_id <= (SELECT conflict_id"
+            " FROM {s}.conflicts WHERE slot_id = $1::int ORDER BY conflict_id DESC OFFSET $3::bigint LIMIT 1))"
         )
         values = [self._slot_id, keep_s, keep_rows, ConflictOutcome.STOPPED.value]
-        await state_rows(conn, self._schema, "pruning the history of conflicts", query, values)
+        # The other statement also locks `slots`, and the monitor reports waits for that table.
+        if await state_rows(conn, self._schema, doing, f"{found} LIMIT 1", values):
+            query = DROPPING.replace("CONDITION", f"conflict_id IN ({found} FOR UPDATE SKIP LOCKED)")
+            await state_rows(conn, self._schema, doing, query, values)
 
     async def kept(self, conn: Connection) -> dict[tuple[str, str], int]:
         """Return the number of conflicts that are kept, by type and outcome.
