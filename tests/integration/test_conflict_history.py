@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,10 +12,11 @@ from parapply.config import TargetConfig
 from parapply.config_mapping import MappingConfig
 from parapply.config_values import Secret
 from parapply.conflict import listing
+from parapply.conflict.asking import ask
 from parapply.conflict.history import ConflictHistory
 from parapply.conflict.kinds import Conflict, Policy, Source
 from parapply.conflict.replay import Effect, as_lines, replay
-from parapply.conflict.skips import forget_other_history
+from parapply.conflict.skips import OTHER_HISTORY_HINT, forget_other_history
 from parapply.errors import TargetRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.vocabulary import ConflictOutcome, ConflictType
@@ -51,9 +53,12 @@ async def test_t68_a_large_transaction_takes_no_name_of_the_one_before(target_db
 
 
 async def test_another_history_takes_none_of_what_was_asked_of_this_one(target_db: Database) -> None:
-    """On another timeline requests and stopped conflicts above the watermark are forgotten, and nothing else."""
+    """On another timeline requests and stopped conflicts above the watermark are forgotten, and nothing else.
+
+    A command that waits for such a request says so.
+    """
     later = parse_lsn("FF/FFFFFFF0") + 8  # the watermark is below
-    async with control(target_db.dsn) as conn:
+    async with control(target_db.dsn) as conn, control(target_db.dsn) as other:
         slot_id = await made(conn, _SCHEMA)
         history = ConflictHistory(_SCHEMA, slot_id)
         for end_lsn in (0x1030, later):
@@ -66,7 +71,14 @@ async def test_another_history_takes_none_of_what_was_asked_of_this_one(target_d
             target_db.execute(asked.format(lsn, status))
         assert await forget_other_history(conn, _SCHEMA, slot_id, 1) == []
         assert target_db.rows(f"SELECT count(*) FROM {_SCHEMA}.skips") == [(3,)]
+        await conn.execute(f"LISTEN parapply_{slot_id}".encode())
+        waiting = asyncio.create_task(ask(other, _SCHEMA, slot_id, later, 60, source_lsn=None))
+        async for _ in conn.notifies(stop_after=1):
+            assert not waiting.done()
         assert await forget_other_history(conn, _SCHEMA, slot_id, 2) == [format_lsn(later)]
+        with pytest.raises(TargetRefused, match="taken back by another command") as refused:
+            await waiting
+        assert refused.value.hint == f"or {OTHER_HISTORY_HINT}"
     assert target_db.rows(f"SELECT lsn::text FROM {_SCHEMA}.skips") == [("0/1",)]
     left = target_db.rows(f"SELECT remote_lsn::text, outcome FROM {_SCHEMA}.conflicts ORDER BY conflict_id")
     assert left == [("0/1030", "stopped"), ("0/1030", "skipped"), (format_lsn(later), "skipped")]

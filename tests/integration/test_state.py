@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -15,15 +16,18 @@ from psycopg.conninfo import make_conninfo
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.login import Login
 from parapply.model import format_lsn, parse_lsn
+from parapply.source import ddl_queue
 from parapply.source.slot import state_schemas
 from parapply.target.session import settings
-from parapply.target.state import cutovers, heals, requests
+from parapply.target.state import commands, cutovers, heals, requests
 from parapply.target.state import schema as state_schema
 from parapply.target.state import slots as state
 from parapply.vocabulary import CutoverStep, DaemonState
+from parapply.wire.ddl_queue import CommandName
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import OwnServers
@@ -316,8 +320,12 @@ async def test_wait_for_returns_as_soon_as_the_progress_is_there(target_db: Data
 
 @pytest.mark.bare_target
 async def test_a_monitoring_role_may_read_everything_and_write_nothing(target_db: Database) -> None:
-    """A role of pg_monitor inspects the progress without grants, and no queue of commands that the schema had."""
+    """A role of pg_monitor inspects the progress without grants, and no queue of commands that the schema had.
+
+    Default privileges do not give it more, nor everybody.
+    """
     target_db.execute("CREATE SCHEMA parapply; CREATE TABLE parapply.ddl_queue (id int PRIMARY KEY, command text)")
+    target_db.execute("ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO pg_monitor, PUBLIC")
     target_db.execute("DROP ROLE IF EXISTS parapply_watcher")
     target_db.execute("CREATE ROLE parapply_watcher LOGIN IN ROLE pg_monitor")
     async with control(target_db.dsn) as conn:
@@ -325,8 +333,10 @@ async def test_a_monitoring_role_may_read_everything_and_write_nothing(target_db
     with psycopg.connect(target_db.dsn_with(user="parapply_watcher"), autocommit=True) as watcher:
         for relation in ("progress", "slots", "applied", "workers", "tables", "schema_version", "prepared"):
             watcher.execute(sql.SQL("SELECT * FROM parapply.{}").format(sql.Identifier(relation)))
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            watcher.execute("DELETE FROM parapply.applied")
+        for text in ("DELETE FROM parapply.applied", "SELECT remote_row FROM parapply.conflicts",
+                     "SELECT command FROM parapply.ddl"):  # fmt: skip
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                watcher.execute(text)
         hidden = watcher.execute(
             "SELECT relname FROM pg_class WHERE relnamespace = 'parapply'::regnamespace AND relkind IN ('r', 'v')"
             " AND NOT has_any_column_privilege(oid, 'SELECT')"
@@ -334,6 +344,26 @@ async def test_a_monitoring_role_may_read_everything_and_write_nothing(target_db
         assert hidden == [("ddl_queue",)]
     target_db.execute("DROP OWNED BY parapply_watcher")
     target_db.execute("DROP ROLE parapply_watcher")
+
+
+@pytest.mark.bare_target
+async def test_a_command_is_named_without_its_text(target_db: Database, tmp_path: Path) -> None:
+    """Publisher and target give it one name, and neither sends the text, which is asked for again and again."""
+    text = "ALTER TABLE é ADD long int"
+    target_db.execute("CREATE SCHEMA parapply; CREATE TABLE parapply.ddl_queue (id int, command text)")
+    async with control(target_db.dsn) as conn:
+        slot_id = await made(conn, "x")
+        assert await commands.noted(conn, "x", slot_id) == (frozenset(), NEW.low_lsn)
+        queue = await settings.rows(conn, sql.SQL("INSERT INTO parapply.ddl_queue VALUES (7, $1) RETURNING id"), [text])
+        note = sql.SQL(commands.command_sql("x"))
+        await settings.rows(conn, note, [slot_id, "0/1", queue[0][0], "", text, "", "applied", "", "{}", ""])
+        with (tmp_path / "sent").open("wb") as sent:
+            conn.pgconn.trace(sent.fileno())
+            names = await ddl_queue.names(conn)
+            noted, _ = await commands.noted(conn, "x", slot_id)
+            conn.pgconn.untrace()
+    assert names == noted == {CommandName(7, hashlib.sha256(text.encode()).hexdigest()[:16])}
+    assert b"ADD long" not in (tmp_path / "sent").read_bytes()
 
 
 async def test_every_role_reads_the_step_of_a_cut_over_until_the_last_is_done(target_db: Database) -> None:

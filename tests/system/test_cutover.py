@@ -523,12 +523,25 @@ def test_the_file_of_the_way_back_is_printed_without_passwords(
 
 
 def test_a_way_back_that_was_ready_begins_later_if_the_daemon_applies_more(ends: Ends) -> None:
-    """Changes that the daemon applies after that must not be sent back: they would be on the old source twice."""
+    """Changes that the daemon applies after that must not be sent back: they would be on the old source twice.
+
+    A command that goes on does not begin to wait for a daemon that is stopped.
+    """
     daemon = ends.start(ends.ahead)
     ends.source.execute("INSERT INTO evt VALUES (1)")
     daemon.wait_caught_up()
     ends.run("--verify", "none", killed_at="cutover_turning")
     _defy(ends, 2)
+    ends.source.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{ends.ahead.slot}'")
+    try:
+        ends.source.execute("SELECT pg_reload_conf()")
+        ends.source.wait_until("SELECT current_setting('synchronous_standby_names') <> ''")
+        done = ends.run("--verify", "none")
+    finally:
+        ends.source.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        ends.source.execute("SELECT pg_reload_conf()")
+        ends.source.wait_until("SELECT current_setting('synchronous_standby_names') = ''")
+    assert (done.returncode, "has commits wait for the daemon of slot" in done.stderr) == (3, True), done
     assert ends.run("--verify", "none").returncode == 3
     ends.start(ends.ahead)
     assert ends.run("--verify", "none").returncode == 0

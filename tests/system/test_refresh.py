@@ -192,7 +192,8 @@ def test_a_table_that_is_paused_before_its_copy_stays_paused(route: Route, run_c
         route.target.wait_until("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE"
                                 " 'parapply refresh%' AND wait_event_type = 'Lock')")  # fmt: skip
         assert run_command(route, "pause", "public.evt").returncode == 0
-    assert copying.result().returncode == 0
+    done = copying.result()
+    assert (done.returncode, "public.evt" in done.stdout, "join the stream" in done.stdout) == (0, True, False), done
     assert route.target.rows("SELECT state FROM parapply.copies WHERE table_name = 'evt'") == [("waiting",)]
     assert route.target.rows("SELECT FROM evt") == []
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from parapply.conflict.skips import OTHER_HISTORY_HINT
 from parapply.errors import TargetRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.target.session import lease
@@ -112,7 +113,10 @@ async def _wait(conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: f
         with target_errors("reading what became of a request to skip"):
             found = await _read(conn, schema, slot_id, lsn)
         if found is None:
-            raise TargetRefused(f"the request to skip {format_lsn(lsn)} was taken back by another command")
+            raise TargetRefused(
+                f"the request to skip {format_lsn(lsn)} was taken back by another command",
+                hint=f"or {OTHER_HISTORY_HINT}",
+            )
         if found.outcome == "passed":
             raise _has_passed(lsn)
         has_daemon = any(holder.is_leader for holder in await lease.holders(conn, slot_id))

@@ -341,6 +341,8 @@ class _Copy:
             left = [table for table in tables if table.oid not in paused]
             if len(left) < len(tables):
                 left_out.say_paused(known)
+                if not left:
+                    return
             tables = left
         oids = _oids(tables).values()
         _check_two_phase(await self._check_publisher(slot_id))

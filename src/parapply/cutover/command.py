@@ -390,6 +390,9 @@ class _Cutover:
 
     async def _fence(self) -> None:
         await self._meeting.reach(CutoverStep.FENCING, self._name)
+        # Once more, because a command that goes on has not looked, and no daemon may run any more.
+        if awaited := await refusals.awaited(self._ahead.source, self._forward.source):
+            raise awaited
         await self._keep_copies_off()
         await self._hooks.reach("before_fencing")
         await self._poolers.pause()

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from parapply.source import ddl_automatic
 from parapply.source.slot import source_errors
-from parapply.wire.ddl_queue import QUEUE, CommandName
+from parapply.wire.ddl_queue import DIGEST_SQL, QUEUE, CommandName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -372,5 +372,5 @@ async def names(conn: Connection) -> frozenset[CommandName]:
         SourceRefused: the role may not read it.
     """
     with source_errors("reading the queue of commands"):
-        cursor = await conn.execute("SELECT id, command FROM parapply.ddl_queue")
-        return frozenset([CommandName.of(number, command) for number, command in await cursor.fetchall()])
+        cursor = await conn.execute(f"SELECT id, {DIGEST_SQL} FROM parapply.ddl_queue".encode())
+        return frozenset([CommandName(*row) for row in await cursor.fetchall()])

@@ -17,17 +17,12 @@ if TYPE_CHECKING:
 #: A name in double quotes, with "" for one of them, or a word; `*` is every standby.
 _NAME: Final = re.compile(r'"((?:[^"]|"")*)"|([^\s,()"]+)')
 #: The number of standbys that commits wait for, and how they are chosen; 1 of the first ones where it is missing.
-_NUMBER: Final = re.compile(r"\s*(first|any)?\s*(\d+)\s*\(", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"^\s*(first|any)?\s*(\d+)\s*\(", re.IGNORECASE)
 
 
 def is_named(standby_names: str, name: str) -> bool:
-    """Return whether commits wait for a standby, by `synchronous_standby_names`, or would if one before it went away.
-
-    A standby called `first`, `any` or as a number of standbys is taken to be named wherever such a word stands: it then
-    only reports more often.
-    """
-    found = [quoted.replace('""', '"') or word for quoted, word in _NAME.findall(standby_names)]
-    return any(one == "*" or _folded(one) == _folded(name) for one in found)
+    """Return whether commits wait for a standby, by `synchronous_standby_names`, or would if one before it went away."""
+    return _place(standby_names, name) is not None
 
 
 def is_awaited(standby_names: str, name: str, senders: Sequence[tuple[str, str | None]]) -> bool:
@@ -38,15 +33,24 @@ def is_awaited(standby_names: str, name: str, senders: Sequence[tuple[str, str |
         name: of the standby.
         senders: those that are connected: application_name and sync_state, None where the role may not see it.
     """
-    if not is_named(standby_names, name):
+    if (own := _place(standby_names, name)) is None:
         return False
-    others = [one for one, _ in senders if _folded(one) != _folded(name) and is_named(standby_names, one)]
+    places = [_place(standby_names, one) for one, _ in senders if _folded(one) != _folded(name)]
+    others = [place for place in places if place is not None]
     how, number = found.groups() if (found := _NUMBER.match(standby_names)) else (None, "1")
     if len(others) < int(number):
         return True
-    # Any of the others are enough, or the first of all that are connected.
-    is_first = any(_folded(one) == _folded(name) and state in {"sync", None} for one, state in senders)
-    return is_first and (how or "first").lower() == "first"
+    if (how or "first").lower() == "any":
+        return False
+    # The first of all that are connected; where it is not seen which are, those that the list has before this one.
+    states = {state for one, state in senders if _folded(one) == _folded(name)}
+    return "sync" in states or (None in states and sum(place < own for place in others) < int(number))
+
+
+def _place(standby_names: str, name: str) -> int | None:
+    """Return the place in the list of the first entry that is a standby, None if there is none."""
+    found = [quoted.replace('""', '"') or word for quoted, word in _NAME.findall(_NUMBER.sub("", standby_names))]
+    return next((at for at, one in enumerate(found) if one == "*" or _folded(one) == _folded(name)), None)
 
 
 def _folded(name: str) -> str:

@@ -6,10 +6,9 @@ a row comes to be there, and that there is no other way. Its frames are never ap
 
 from __future__ import annotations
 
-import hashlib
 import re
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -37,10 +36,11 @@ class CommandName(NamedTuple):
     number: int
     digest: str  # of its text, which may hold values
 
-    @classmethod
-    def of(cls, number: int, command: str) -> Self:
-        """Name a command by its row."""
-        return cls(number, hashlib.sha256(command.encode()).hexdigest()[:16])
+
+#: The digest of a column `command`, on the publisher and on the target: a text may be large, and is asked for often.
+DIGEST_SQL: Final = (
+    "pg_catalog.left(pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(command, 'UTF8')), 'hex'), 16)"
+)
 
 
 class MadeTable(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from psycopg import sql
 
 from parapply.model import format_lsn, parse_lsn
 from parapply.target.state.schema import state_rows
-from parapply.wire.ddl_queue import CommandName, QueuedCommand
+from parapply.wire.ddl_queue import DIGEST_SQL, CommandName, QueuedCommand
 
 if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
@@ -49,11 +49,11 @@ def command_sql(schema: str) -> str:
 async def noted(conn: Connection, schema: str, slot_id: int) -> tuple[frozenset[CommandName], int]:
     """Return the names of the commands that have come here, and the watermark."""
     query = (
-        "SELECT lowest_remote_lsn::text, ddl.number, ddl.command FROM {s}.progress JOIN {s}.slots USING (slot_name)"
+        f"SELECT lowest_remote_lsn::text, number, {DIGEST_SQL} FROM {{s}}.progress JOIN {{s}}.slots USING (slot_name)"
         " LEFT JOIN {s}.ddl USING (slot_id) WHERE slots.slot_id = $1::int"
     )
     found = await state_rows(conn, schema, "reading which commands have come", query, [slot_id])
-    names = [CommandName.of(number, command) for _, number, command in found if command is not None]
+    names = [CommandName(number, digest) for _, number, digest in found if digest is not None]
     return frozenset(names), parse_lsn(found[0][0]) if found else 0
 
 

@@ -37,11 +37,11 @@ _SLOT_ID_LIMIT = 1_000_000_000
 
 #: Statements against rights that nothing here gives. The queue of commands is not of the state.
 _REVOKES = """
-SELECT DISTINCT pg_catalog.format('REVOKE ALL ON %I.%I FROM %I', n.nspname, c.relname, r.rolname)
+SELECT DISTINCT pg_catalog.format('REVOKE ALL ON %I.%I FROM %s', n.nspname, c.relname,
+                                  COALESCE(pg_catalog.quote_ident(r.rolname), 'PUBLIC'))
   FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
- CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) AS a JOIN pg_catalog.pg_roles AS r ON r.oid = a.grantee
- WHERE n.nspname = $1 AND c.relname !~ '^ddl_(queue|running)' AND a.grantee <> c.relowner
-   AND r.rolname <> 'pg_monitor'"""
+ CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) AS a LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = a.grantee
+ WHERE n.nspname = $1 AND c.relname !~ '^ddl_(queue|running)' AND a.grantee <> c.relowner"""
 
 _DROP = "DROP FUNCTION {s}.wait_for; DROP VIEW {s}.progress, {s}.prepared; DROP TABLE"
 
@@ -161,10 +161,11 @@ async def _create(conn: Connection, schema: str) -> None:
         if await _version(conn, schema) is not None:
             return
         await _check_free(conn, schema)
-        await conn.execute(sql.Composed([sql.SQL(_TABLES).format(s=name, start=start), *_comments(schema)]))
-        # Default privileges, as of roles for other daemons, would let these move the progress.
-        if revokes := await rows(conn, sql.SQL(_REVOKES), [schema]):
-            await conn.execute("; ".join([text for (text,) in revokes]).encode())
+        made, grant, granted = _TABLES.partition("\nGRANT ")
+        await conn.execute(sql.Composed([sql.SQL(made).format(s=name, start=start), *_comments(schema)]))
+        # Default privileges, as of roles for other daemons, would let these move the progress, or read values.
+        revokes = [text for (text,) in await rows(conn, sql.SQL(_REVOKES), [schema])]
+        await conn.execute("; ".join([*revokes, in_schema(grant + granted, schema).as_string(None)]).encode())
         query = sql.SQL("INSERT INTO {s}.schema_version (version) VALUES ($1)").format(s=name)
         await rows(conn, query, [SCHEMA_VERSION])
 
