@@ -97,6 +97,29 @@ def test_t58_conflicts_of_what_was_prepared_before(pair: Pair, run_command: RunC
     assert pair.target.rows("SELECT count(*) FROM evt") == [(0,)]
 
 
+def test_t58_columns_published_otherwise_within_what_was_prepared_before(pair: Pair) -> None:
+    """T-58: a large one reads its first rows with the announcement that was in force, be it another's."""
+    pair.create("CREATE TABLE t (id int PRIMARY KEY, a text, b text)", published="TABLE t (id, a)")
+    pair.drain()
+    rows = "INSERT INTO t SELECT g, {}, {} FROM generate_series({}, {}) AS g"
+    before, after = ("repeat('a', 1900)", "NULL"), ("NULL", "'b'")
+    write_prepared(
+        pair.source,
+        "late",
+        rows.format(*before, 1, 2 * LARGE.rows),
+        "ALTER PUBLICATION pub SET TABLE t (id, b)",
+        rows.format(*after, 2 * LARGE.rows + 1, 2 * LARGE.rows + 9),
+    )
+    pair.drain()
+    settings = {**TWO_PHASE, **LARGE.settings}
+    pair.start(settings=settings).stop()
+    # A publisher that decodes the outcome before it is told of the invalidation: here both are in its past.
+    pair.write("INSERT INTO t VALUES (0, 'a')")
+    decide(pair.source, "late", "COMMIT")
+    pair.drain(settings=settings)
+    pair.check_equal()
+
+
 def test_a_time_between_a_prepare_and_its_outcome(pair: Pair) -> None:
     """`run --until TIME` leaves every outcome after TIME to the next run: a rollback, and a late large commit.
 

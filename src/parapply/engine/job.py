@@ -469,7 +469,7 @@ class StreamJob(_Job):
 
         Args:
             batch: gets no changes; of a transaction in progress it has number 0, and intake replaces it at the end.
-            plans_before: as of `SetJob`; a stream announces again what it uses.
+            plans_before: as of `SetJob`; one that is followed announces again what it uses.
             stream: the chunks that have come.
         """
         super().__init__(batch)

@@ -127,6 +127,8 @@ class SpecialTransactions:
             _, others = self._streams.comes_in_force(stream)
             return await _whole(self._streams.take(event), event, message, others)
         self._batcher.close_open()
+        # One that was prepared before the slot had two_phase need not announce what was in force (trap T-58).
+        plans_before = self._batcher.plans_now
         own, others = self._streams.comes_in_force(stream)
         in_force = [*own, *others]
         has_commands = stream.has_ddl and not is_done
@@ -158,7 +160,7 @@ class SpecialTransactions:
         batch = self._batcher.new_batch()
         job = self._pool.flight.follower_of(stream)
         if job is None:
-            job = StreamJob(batch, self._batcher.plans_now, stream)
+            job = StreamJob(batch, plans_before, stream)
         else:
             job.batch = batch
         job.prepare = message if isinstance(message, StreamPrepare) else None
