@@ -142,6 +142,7 @@ class SpecialTransactions:
             await self._admission.announce(in_force)
         if not is_done:
             # Of what was prepared before the slot had two_phase, also relations in force that it does not announce.
+            # None of them is being copied: two_phase begins behind every copy, and no copy begins beside it.
             follower = self._pool.flight.follower_of(stream)
             if follower is not None and not self._may_follow(stream, event.commit_lsn):
                 # Its locks would hold up the copy that it waits for.
