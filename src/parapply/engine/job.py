@@ -353,6 +353,7 @@ class _Job:
     def left_out(self, why: str) -> None:
         """Count nothing, because nothing of it was applied; `why` is for people."""
         self.counts.go_back_to(NOTHING_COUNTED)
+        self.conflicts, self.more_conflicts = [], {}
         self.is_left_out = True
         self.error = why
 
