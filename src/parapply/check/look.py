@@ -263,7 +263,9 @@ async def _of_known_slot(
         findings.append(Finding(Code.CUT_OVER, str(error), name, error.hint))
     try:
         prepared.check_ending(
-            await prepared.pending(ends.target, schema, found.slot_id), two_phase=config.source.two_phase
+            await prepared.pending(ends.target, schema, found.slot_id),
+            await prepared.proved_lsns(ends.target, schema, found.slot_id),
+            two_phase=config.source.two_phase,
         )
     except TargetRefused as error:
         findings.append(Finding(Code.PREPARED_PENDING, str(error), name, error.hint))

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from parapply.target.session.settings import Connection
 
 _OPEN: Final = "outcome IN ('requested', 'accepted')"
-_PASSED_HINT: Final = "its rows are on the target if a transaction ends there; undo them there if they must not be"
+_PASSED_HINT: Final = (
+    "its rows are on the target if what ends there was not rolled back; undo them there if they must not be"
+)
 #: The same for a request that is forgotten with its history.
 OTHER_HISTORY_HINT: Final = "the publisher's history is another one since: ask again if a transaction stops the daemon"
 #: Rows that prepared transactions have written are locked until the outcome (T-37).

@@ -353,6 +353,7 @@ class _Job:
     def left_out(self, why: str) -> None:
         """Count nothing, because nothing of it was applied; `why` is for people."""
         self.counts.go_back_to(NOTHING_COUNTED)
+        self.conflicts, self.more_conflicts = [], {}
         self.is_left_out = True
         self.error = why
 
@@ -469,7 +470,7 @@ class StreamJob(_Job):
 
         Args:
             batch: gets no changes; of a transaction in progress it has number 0, and intake replaces it at the end.
-            plans_before: as of `SetJob`; a stream announces again what it uses.
+            plans_before: as of `SetJob`; one that is followed announces again what it uses.
             stream: the chunks that have come.
         """
         super().__init__(batch)

@@ -385,7 +385,7 @@ class Connector:
         schema = self._config.target.state_schema
         pending = await prepared.pending(control, schema, slot_id)
         proved_lsns = await prepared.proved_lsns(control, schema, slot_id)
-        prepared.check_ending([*pending, *proved_lsns], two_phase=is_two_phase)
+        prepared.check_ending(pending, proved_lsns, two_phase=is_two_phase)
         return pending, proved_lsns, await copies.load(control, schema, slot_id)
 
     async def _end_own(self, control: settings.Connection) -> None:

@@ -353,14 +353,19 @@ class StreamSender(NamedTuple):
 
     conn: Connection  # plain session
     slot_name: str
-    pid: int  # behind an address that moves another server may answer
+    pid: int  # behind an address that moves another server may answer; 0: none, as of a capture
 
     async def is_rolled_back(self, xid: int) -> bool:
         """Return whether a transaction whose PREPARE was sent was rolled back; False if that is not certain.
 
         The slot's catalog_xmin keeps what the server knows of a transaction until its PREPARE is confirmed. The
         stream's xid has no epoch.
+
+        Raises:
+            SourceLost: the connection broke, or that process does not send any more.
         """
+        if not self.pid:
+            return False
         query: LiteralString = f"""
             SELECT pg_catalog.pg_xact_status(({FULL_XID_SQL})::text::xid8)
               FROM pg_catalog.pg_replication_slots, LATERAL (SELECT
@@ -368,6 +373,8 @@ class StreamSender(NamedTuple):
              WHERE slot_name = $2 AND active_pid = $3::int"""  # noqa: S608 - a constant
         with source_errors("asking what became of a prepared transaction"):
             found = await read_rows(self.conn, query, [xid, self.slot_name, self.pid])
+        if not found:
+            raise SourceLost("source: another process sends the slot's stream, or none.")
         return found == [("aborted",)]
 
 

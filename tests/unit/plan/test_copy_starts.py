@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from parapply.model import Column, Relation, Transaction
@@ -113,12 +114,17 @@ def test_a_table_is_known_by_its_oid(starts: CopyStarts) -> None:
 
 
 def test_a_late_table_does_not_hold_up_two_phase_commit() -> None:
-    """It gets nothing, prepared or not; a table of the first copy that waits will get a start of its own."""
+    """It gets nothing, prepared or not; a table of the first copy that waits will get a start of its own.
+
+    One being copied does, however early it starts: a late transaction need not announce it, and waits for no copy.
+    """
     rows = {"schema_name": "s", "state": "waiting", "start_lsn": None}
     late = CopyRow(table_name="late", source_oid=8, reason="it is no longer on the publisher", **rows)  # type: ignore[arg-type]
     first = CopyRow(table_name="first", source_oid=9, **rows)  # type: ignore[arg-type]
     assert Copies(is_listed=True, is_running=False, tables=(late,)).is_settled(1)
     assert not Copies(is_listed=True, is_running=False, tables=(late, first)).is_settled(1)
+    copying = msgspec.structs.replace(first, state=CopyState.COPYING, start_lsn=1)
+    assert not Copies(is_listed=True, is_running=True, tables=(late, copying)).is_settled(1)
 
 
 def test_a_table_that_the_configuration_leaves_out_gets_nothing_and_waits_for_nothing(starts: CopyStarts) -> None:

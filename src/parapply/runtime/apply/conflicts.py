@@ -95,7 +95,9 @@ class ConflictHandler:
         return [msgspec.structs.replace(conflict, source=source) for conflict in kept]
 
     def count(self, job: Job, conflicts: Sequence[Conflict]) -> None:
-        """Count and log the conflicts of one transaction, which has committed."""
+        """Count and log the conflicts of one transaction, which has committed; none where it was left out."""
+        if job.is_left_out:
+            return
         told: Counter[tuple[ConflictType, str, str, str]] = Counter()
         for conflict in conflicts:
             table = f"{conflict.schema}.{conflict.table}"

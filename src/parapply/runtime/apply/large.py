@@ -246,8 +246,9 @@ class LargeApply:
             await self._target.finish(job, last)
         except StatementFailed as failure:
             raise TargetLost(f"target: a skipped transaction could not be kept: {failure.sqlstate}") from failure
-        conflict_handler.skipped(wanted, last.xid)
-        commands.log(last)
+        if not job.is_left_out:
+            conflict_handler.skipped(wanted, last.xid)
+            commands.log(last)
 
     def _stop_at(self, error: ApplyFailed, cause: Exception | None = None) -> NoReturn:
         """Raise the error that it failed with; with on_error = retry one with commands is sent again after a pause."""

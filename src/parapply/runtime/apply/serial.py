@@ -102,7 +102,7 @@ class SerialApply:
         except StatementFailed as failure:
             raise _Failed(failure, settler.commands if settler is not None else commands) from failure
         conflict_handler.count(job, kept)
-        if wanted is not None:
+        if wanted is not None and not job.is_left_out:
             conflict_handler.skipped(wanted, transaction.xid)
         return True
 

@@ -127,6 +127,8 @@ class SpecialTransactions:
             _, others = self._streams.comes_in_force(stream)
             return await _whole(self._streams.take(event), event, message, others)
         self._batcher.close_open()
+        # One that was prepared before the slot had two_phase need not announce what was in force (trap T-58).
+        plans_before = self._batcher.plans_now
         own, others = self._streams.comes_in_force(stream)
         in_force = [*own, *others]
         has_commands = stream.has_ddl and not is_done
@@ -140,6 +142,7 @@ class SpecialTransactions:
             await self._admission.announce(in_force)
         if not is_done:
             # Of what was prepared before the slot had two_phase, also relations in force that it does not announce.
+            # None of them is being copied: two_phase begins behind every copy, and no copy begins beside it.
             follower = self._pool.flight.follower_of(stream)
             if follower is not None and not self._may_follow(stream, event.commit_lsn):
                 # Its locks would hold up the copy that it waits for.
@@ -158,7 +161,7 @@ class SpecialTransactions:
         batch = self._batcher.new_batch()
         job = self._pool.flight.follower_of(stream)
         if job is None:
-            job = StreamJob(batch, self._batcher.plans_now, stream)
+            job = StreamJob(batch, plans_before, stream)
         else:
             job.batch = batch
         job.prepare = message if isinstance(message, StreamPrepare) else None

@@ -24,7 +24,7 @@ from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.slots import stamp_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Sized
+    from collections.abc import Collection, Sequence
     from typing import LiteralString
 
     from parapply.target.session.settings import Connection
@@ -93,11 +93,12 @@ async def check_possible(conn: Connection) -> None:
         )
 
 
-def check_ending(pending: Sized, *, two_phase: bool) -> None:
-    """Raise TargetRefused if transactions are prepared whose outcome would not come."""
-    if pending and not two_phase:
+def check_ending(pending: Collection[int], proved_lsns: Collection[int], *, two_phase: bool) -> None:
+    """Raise TargetRefused if transactions of `pending` or `proved_lsns` would come in another way than as prepared."""
+    if (n_open := len(pending) + len(proved_lsns)) and not two_phase:
         raise TargetRefused(
-            f"{len(pending)} transactions are prepared on the target, but source.two_phase is off",
+            f"{n_open} transactions are prepared on the target, or committed without a record of it, but"
+            " source.two_phase is off",
             hint="set source.two_phase = true; `parapply drop` rolls back what the publisher may have committed",
         )
 
