@@ -372,5 +372,5 @@ async def names(conn: Connection) -> frozenset[CommandName]:
         SourceRefused: the role may not read it.
     """
     with source_errors("reading the queue of commands"):
-        cursor = await conn.execute(f"SELECT id, {DIGEST_SQL} FROM parapply.ddl_queue".encode())
+        cursor = await conn.execute(f"SELECT id, {DIGEST_SQL} FROM parapply.ddl_queue".encode())  # noqa: S608  a constant
         return frozenset([CommandName(*row) for row in await cursor.fetchall()])

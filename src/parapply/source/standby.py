@@ -21,7 +21,7 @@ _NUMBER: Final = re.compile(r"^\s*(first|any)?\s*(\d+)\s*\(", re.IGNORECASE)
 
 
 def is_named(standby_names: str, name: str) -> bool:
-    """Return whether commits wait for a standby, by `synchronous_standby_names`, or would if one before it went away."""
+    """Return whether commits wait for a standby, by `synchronous_standby_names`, or would without one before it."""
     return _place(standby_names, name) is not None
 
 

@@ -19,7 +19,7 @@ def _columns(kind: str, name: str) -> set[str]:
 
 
 def test_each_comment_is_on_a_column() -> None:
-    """A remark elsewhere, as inside the query of a view, would be a comment on what is none: no schema could be made."""
+    """A remark elsewhere, as inside the query of a view, would be a comment on no column: no schema could be made."""
     for (kind, name), (own, columns) in comments().items():
         found = _columns(kind, name)
         assert own, name
