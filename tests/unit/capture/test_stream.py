@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.capture.arrivals import Arrivals
+from parapply.capture.blocks import CaptureStart
 from parapply.capture.lateness import Late, Lateness
+from parapply.capture.replay import CapturedConnector
 from parapply.capture.stream import After, CapturedStream, Read
+from parapply.config import Config
+from parapply.errors import CaptureRefused
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
+from parapply.runtime.shares import share_of
 from parapply.wire.assembler import Assembler
 from parapply.wire.messages import (
     BeginPrepare,
@@ -133,6 +138,23 @@ def test_an_announcement_comes_in_force_as_if_nothing_was_left_out(ends: tuple[s
             # Of the first one a file has only what it announced.
             left = _in_force(After(lsn, is_parallel=True).take([frames[1], *frames[3:]]))
             assert left == {end: column for end, column in whole.items() if end > lsn}, (words, lsn)
+
+
+def test_a_transaction_without_room_is_refused_only_if_nothing_was_applied_in_between(tmp_path: Path) -> None:
+    """Neither is one whose failure had another cause, so that it names no end."""
+    start = CaptureStart(
+        version="", server_version_num=180000, system_identifier="1", timeline=1, database="", slot="s", is_kept=True,
+        publications=(), operations=(), options={}, settings={},
+    )  # fmt: skip
+    read = Read(folder=tmp_path, places=(), is_parallel=True, speed=1.0, until_lsn=90)
+    connector = CapturedConnector(
+        Config(), share_of(Config().apply), start=start, read=read, lateness=Lateness(is_paced=True), tables=()
+    )
+    for connector._low_lsn in (10, 20):
+        for end_lsn in (50, 0, 0, 60):
+            connector.take_whole(end_lsn)
+    with pytest.raises(CaptureRefused, match="over and over"):
+        connector.take_whole(50)
 
 
 @pytest.mark.parametrize(("speed", "flush_lsn"), [(1.0, 10), (math.inf, 90)])
