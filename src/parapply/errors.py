@@ -5,6 +5,7 @@
 | ConfigError      | 2    | never     | the operator corrects the named fields               |
 | ProtocolError    | 3    | never     | a bug or a server newer than this program: report it |
 | SourceRefused    | 3    | never     | wrong cluster, a privilege is missing: see the hint  |
+| NoPublication    | 3    | never     | one was missing for a time: see the hint             |
 | SlotLost         | 3    | never     | slot lost, or a gap: the operator heals it           |
 | SlotGone         | 3    | never     | the same, or the daemon heals it if it may           |
 | SourceLost       | 3    | reconnect | none: the daemon reconnects with back-off            |
@@ -98,6 +99,10 @@ class SourceRefused(ParapplyError):
     """The publisher cannot serve this slot."""
 
     exit_code = 3
+
+
+class NoPublication(SourceRefused):
+    """The slot cannot give changes of a time when a publication was missing."""
 
 
 class SlotLost(SourceRefused):

@@ -186,6 +186,12 @@ def test_roles_with_the_documented_rights_suffice(capture: Capture, target_db: D
         capture.go_on(source_dsn=source.dsn_with(user=f"{name}_c"))
         source.execute("UPDATE shop.good SET v = 'changed' WHERE id = 2; INSERT INTO item VALUES (1, 'new')")
         capture.go_on(source_dsn=source.dsn_with(user=f"{name}_c"))
+        # What is refused while it goes on is about a privilege, not about the folder.
+        source.execute("REVOKE SELECT ON pg_catalog.pg_enum FROM PUBLIC")
+        refused = capture.run(source_dsn=source.dsn_with(user=f"{name}_c"))
+        source.execute("GRANT SELECT ON pg_catalog.pg_enum TO PUBLIC")
+        assert (refused.returncode, "permission denied for table pg_enum" in refused.stderr) == (3, True), refused
+        assert "GRANT what is missing" in refused.stderr
         rights = "has_schema_privilege($1, 'shop', 'USAGE') OR has_table_privilege($1, 'item', 'SELECT')"
         assert source.rows(f"SELECT {rights.replace('$1', repr(f'{name}_c'))}") == [(False,)]
         modes = [capture.folder, *capture.folder.iterdir()]

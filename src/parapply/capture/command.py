@@ -34,7 +34,7 @@ from parapply.capture.permute import Permutation
 from parapply.capture.recorder import Recorder
 from parapply.capture.redact import FrameReplacement
 from parapply.capture.shapes import oids_of, settings
-from parapply.errors import CaptureRefused, ConfigError, SourceRefused
+from parapply.errors import CaptureRefused, ConfigError, NoPublication, SourceRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.printable import printable
 from parapply.source import history, refusals, slot
@@ -101,7 +101,7 @@ async def capture(config: Config, options: CaptureOptions) -> None:
         open_xids = await (run.begin(name, facts) if found is None else run.go_on(found, facts))
         try:
             await run.record(stream, name, open_xids)
-        except SourceRefused as error:
+        except NoPublication as error:
             raise run.cannot_go_on(error) from error
 
 

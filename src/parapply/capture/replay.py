@@ -106,17 +106,21 @@ class CapturedConnector(Connector):
         self._start_record = start
         self._read = read
         self._lateness = lateness
-        #: Ends of transactions that found no room in `apply.spill_dir`.
-        self._without_room: set[int] = set()
+        #: Up to where all was applied when a stream began.
+        self._low_lsn = 0
+        #: Of transactions that found no room in `apply.spill_dir`: their end, and the LSN of above.
+        self._without_room: set[tuple[int, int]] = set()
 
     def take_whole(self, end_lsn: int) -> None:
-        """Let it come once more, with fewer streams beside it; raise CaptureRefused if it has: files do not change."""
-        if end_lsn in self._without_room:
+        """Let it come again, with fewer streams beside it; raise CaptureRefused if it has, and nothing was applied."""
+        failed = end_lsn, self._low_lsn
+        # Without an end it failed otherwise, such as by a damaged block.
+        if end_lsn and failed in self._without_room:
             raise CaptureRefused(
                 "a streamed transaction finds no room on disk, over and over",
                 hint="make room in apply.spill_dir, or set a larger apply.spill_limit_bytes",
             )
-        self._without_room.add(end_lsn)
+        self._without_room.add(failed)
 
     def _facts(self) -> slot.SourceFacts:
         start = self._start_record
@@ -150,7 +154,9 @@ class CapturedConnector(Connector):
         first_look: slot.SourceFacts,
         slot_id: int,  # noqa: ARG002  one state is in a scratch database
     ) -> tuple[slot.SourceFacts, state.SlotState, frozenset[str]]:
-        return first_look, await self._known(control), frozenset(self._start_record.operations)
+        found = await self._known(control)
+        self._low_lsn = found.low_lsn
+        return first_look, found, frozenset(self._start_record.operations)
 
     async def _connect_stream(
         self,

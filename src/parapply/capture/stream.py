@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _HELD_BYTES: Final = 16 * 1024 * 1024
 _BEGIN_LSN: Final = slice(KIND.stop, KIND.stop + 8)
 _OID: Final = XID  # of an announcement without xid
+_SUB_XID: Final = slice(XID.stop, XID.stop + 4)
 #: Blocks whose frames came, also those that the capture made.
 WITH_FRAMES: Final = frozenset({BlockKind.FRAMES, BlockKind.RESUMED})
 
@@ -54,19 +55,28 @@ class Read(NamedTuple):
 
 
 class After:
-    """Leaves out transactions that ended up to an LSN, as a publisher does. Announcements stay, streams abort."""
+    """Leaves out transactions that ended up to an LSN, as a publisher does. Announcements stay, streams abort.
+
+    For the publisher the announcement holds that it sent last, once the transaction that has it ends. One that came to
+    hold by something that is left out is handed on before the next transaction begins.
+    """
 
     def __init__(self, lsn: int, *, is_parallel: bool) -> None:
         self._lsn = lsn
         self._is_parallel = is_parallel
         self._is_over = False
         self._is_left_out = False
-        #: Announcements in streamed transactions, which the publisher counts as made once these commit; the xid of the
-        #: one that is being sent, 0: none.
-        self._announced: dict[int, list[bytes]] = {}
+        #: Inside a transaction, not a streamed one, that is handed on.
+        self._is_inside = False
+        #: Announcements in streamed transactions that are open; and the xid of the one that is being sent, 0: none.
+        self._announced: dict[int, list[tuple[int, bytes]]] = {}
         self._xid = 0
-        #: The last announcement of each OID, in whichever transaction: for the publisher that one holds.
-        self._latest: dict[bytes, bytes] = {}
+        #: Number of announcements, and how many there were when some were last handed on behind their place.
+        self._n_announced = self._n_moved = 0
+        #: By OID, the number of the announcement that holds; and those, with it, that are to come before the next
+        #: transaction begins.
+        self._in_force: dict[bytes, int] = {}
+        self._due: dict[bytes, tuple[int, bytes]] = {}
         #: End of the last transaction that was seen.
         self.end_lsn = lsn
 
@@ -77,29 +87,51 @@ class After:
             kind = frame[KIND]
             if kind in _ENDS:
                 kept += self._end(kind, frame)
-            elif kind in _IN_STREAMS and not self._is_over:
-                self._note(kind, frame)
-                kept.append(frame)
+            elif kind in _IN_STREAMS:
+                kept += self._note(kind, frame)
             elif self._is_left_out:
                 continue
-            elif kind == b"B" and not self._is_over and int.from_bytes(frame[_BEGIN_LSN]) < self._lsn:
-                self._is_left_out = True
-            else:
+            elif kind != b"B":
                 kept.append(frame)
+            elif self._is_over or int.from_bytes(frame[_BEGIN_LSN]) >= self._lsn:
+                kept += self._begin(frame)
+            else:
+                self._is_left_out = True
         return kept
 
-    def _note(self, kind: bytes, frame: bytes) -> None:
-        """Note an announcement, without the xid that it has within a streamed transaction."""
+    def _note(self, kind: bytes, frame: bytes) -> list[bytes]:
         if kind == b"S":
             self._xid = int.from_bytes(frame[XID])
         elif kind == b"E":
             self._xid = 0
+        elif kind == b"A":
+            if frame[XID] == frame[_SUB_XID]:
+                self._announced.pop(int.from_bytes(frame[XID]), None)
         elif self._xid:
+            self._n_announced += 1
+            # Without the xid that it has there.
             bare = frame[: XID.start] + frame[XID.stop :]
-            self._announced.setdefault(self._xid, []).append(bare)
-            self._latest[bare[_OID]] = bare
+            self._announced.setdefault(self._xid, []).append((self._n_announced, bare))
         else:
-            self._latest[frame[_OID]] = frame
+            self._n_announced += 1
+            self._put_in_force(self._n_announced, frame, is_due=not self._is_inside)
+            return [frame] if self._is_inside else []
+        return [frame]
+
+    def _put_in_force(self, number: int, frame: bytes, *, is_due: bool) -> None:
+        oid = frame[_OID]
+        if number > self._in_force.get(oid, 0):
+            self._in_force[oid] = number
+            self._due.pop(oid, None)
+            if is_due:
+                self._due[oid] = number, frame
+
+    def _begin(self, frame: bytes) -> list[bytes]:
+        due, self._due = sorted(self._due.values()), {}
+        if due:
+            self._n_moved = self._n_announced
+        self._is_inside = True
+        return [*[one for _, one in due], frame]
 
     def _end(self, kind: bytes, frame: bytes) -> list[bytes]:
         message = decode(frame[KIND.start :])
@@ -110,20 +142,23 @@ class After:
                 message, BeginPrepare | Commit | CommitPrepared | Prepare | StreamCommit | StreamPrepare
             ), "these have an end"
             end_lsn = message.end_lsn
-        if end_lsn > self._lsn:
-            self._is_over = True
-            if kind != b"b":
-                self.end_lsn = end_lsn
-            return [frame]
-        self._is_left_out = kind == b"b"
-        if isinstance(message, StreamCommit | StreamPrepare):
-            aborted = abort_frame(message.xid, end_lsn, is_parallel=self._is_parallel)
-            announced = self._announced.pop(message.xid, [])
-            return [aborted, *[one for one in announced if self._latest[one[_OID]] is one]]
-        return []
+        is_handed_on = end_lsn > self._lsn
+        xid = message.xid if isinstance(message, StreamCommit | StreamPrepare) else 0
+        for number, bare in self._announced.pop(xid, []):
+            # The one that was handed on behind its place would hold where this is the later one.
+            self._put_in_force(number, bare, is_due=not is_handed_on or number <= self._n_moved)
+        self._is_inside = False
+        self._is_left_out = kind == b"b" and not is_handed_on
+        if not is_handed_on:
+            return [abort_frame(xid, end_lsn, is_parallel=self._is_parallel)] if xid else []
+        self._is_over = True
+        if kind == b"b":
+            return self._begin(frame)
+        self.end_lsn = end_lsn
+        return [frame]
 
 
-_IN_STREAMS: Final = frozenset({b"S", b"E", b"R"})
+_IN_STREAMS: Final = frozenset({b"S", b"E", b"A", b"R"})
 _ENDS: Final = frozenset({b"C", b"c", b"b", b"P", b"K", b"r", b"p"})
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import psycopg
 from psycopg import pq
 
-from parapply.errors import SlotBusy, SourceLost, SourceRefused
+from parapply.errors import NoPublication, SlotBusy, SourceLost, SourceRefused
 from parapply.model import POSTGRES_EPOCH_US
 from parapply.wire.copy import CopyReader, Keepalive, error_fields, parse_keepalive, status_update
 
@@ -132,7 +132,7 @@ class ReplicationStream:
         Keep-alives are not among them: the latest is left in `keepalive`.
 
         Raises:
-            SourceRefused: it needs a publication of a time when there was none.
+            NoPublication: it needs one of a time when there was none.
             ProtocolError: the bytes are not what a walsender sends.
         """
         transport = self._transport
@@ -209,9 +209,9 @@ def _receive_buffer_bytes(view: socket.socket) -> int:
     return LOCAL_RECEIVE_BUFFER_BYTES if is_local else RECEIVE_BUFFER_BYTES
 
 
-def _without_publication(failure: CopyFailed) -> SourceRefused:
+def _without_publication(failure: CopyFailed) -> NoPublication:
     """Return what a stream means that needs a publication of a time when there was none: up to 17 it never goes on."""
-    return SourceRefused(
+    return NoPublication(
         f"the publisher cannot decode changes of a time when a publication was missing: {failure}.",
         hint="the slot cannot give these changes: `parapply drop`, then `parapply init --copy --truncate`",
     )

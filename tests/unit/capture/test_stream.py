@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import math
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import pytest
 
 from parapply.capture.arrivals import Arrivals
+from parapply.capture.blocks import CaptureStart
 from parapply.capture.lateness import Late, Lateness
+from parapply.capture.replay import CapturedConnector
 from parapply.capture.stream import After, CapturedStream, Read
+from parapply.config import Config
+from parapply.errors import CaptureRefused
 from parapply.model import FRAME_HEADER_BYTES, Relation, Transaction
+from parapply.runtime.shares import share_of
 from parapply.wire.assembler import Assembler
-from parapply.wire.messages import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamCommit, StreamPrepare
+from parapply.wire.messages import (
+    BeginPrepare,
+    Chunk,
+    CommitPrepared,
+    Prepare,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+)
 from tests import build
 from tests.fixtures.recorded import STREAMS, frames_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 _ENDS = (CommitPrepared, Prepare, RollbackPrepared, StreamCommit, StreamPrepare)
@@ -67,17 +83,78 @@ def test_every_announcement_stays(name: str) -> None:
     assert {one.full_name for one in there} == {one.full_name for one in known}
 
 
-def test_an_older_announcement_never_comes_behind_a_later_one() -> None:
-    """A stream that is left out ends after another transaction has announced the table as it is since: that holds."""
-    older, later = [[build.ColumnSpec(name)] for name in ("a", "b")]
-    messages = [
-        build.stream_start(xid=700), build.relation(*older, xid=700), build.stream_stop(),
-        build.begin(final_lsn=1), build.relation(*later), build.commit(commit_lsn=1, end_lsn=2),
-        build.stream_commit(xid=700, end_lsn=3), build.begin(final_lsn=9), build.commit(commit_lsn=9, end_lsn=10),
-    ]  # fmt: skip
-    *_, last = _read(After(5, is_parallel=True).take([build.xlog_data(one) for one in messages]))
-    announced = [one for one in last.changes if isinstance(one, Relation)]
-    assert [column.name for column in announced[-1].columns] == ["b"]
+def _relation(column: str, xid: int | None = None) -> bytes:
+    return build.relation(build.ColumnSpec(column), xid=xid)
+
+
+def _frames(words: Sequence[str]) -> list[bytes]:
+    """Return the frames of streams that announce (7), commit (c7) or abort (A7), and of whole transactions."""
+    messages = []
+    for number, word in enumerate(words):
+        begin, end = 10 * number + 10, 10 * number + 15
+        xid = int(word[-1]) if word[-1].isdigit() else 1
+        match word[0]:
+            case "c":
+                messages.append(build.stream_commit(xid=xid, commit_lsn=begin, end_lsn=end))
+            case "A":
+                messages.append(build.stream_abort_parallel(xid=xid, subxid=xid))
+            case "B" | "K" | "R":
+                announced = [_relation(word)] if word != "B" else []
+                commit = build.commit(commit_lsn=begin, end_lsn=end)
+                messages += [build.begin(final_lsn=begin), *announced, commit]
+            case _:
+                messages += [build.stream_start(xid=xid), _relation(word, xid), build.stream_stop()]
+    return [build.xlog_data(one) for one in messages]
+
+
+def _in_force(frames: list[bytes]) -> dict[int, str]:
+    """Return the column of the table as it is in force for each transaction but streams, by end: the last one sent."""
+    found: dict[int, str] = {}
+    open_streams: dict[int, tuple[int, str]] = {}
+    latest = (0, "")
+    for number, one in enumerate(_read(frames), 1):
+        columns = [change.columns[0].name for change in one.changes if isinstance(change, Relation)]
+        if isinstance(one.event, Chunk):
+            open_streams[one.xid] = (number, columns[-1])
+        elif isinstance(one.event, StreamAbort):
+            del open_streams[one.xid]
+        elif isinstance(one.event, StreamCommit):
+            latest = max(latest, open_streams.pop(one.xid))
+        else:
+            latest = (number, columns[-1]) if columns else latest
+            found[one.end_lsn] = latest[1]
+    return found
+
+
+@pytest.mark.parametrize("ends", [("c7", "c8"), ("c7", "A8"), ("A7", "c8")])
+def test_an_announcement_comes_in_force_as_if_nothing_was_left_out(ends: tuple[str, str]) -> None:
+    """Whatever overlaps, and from each end on: neither is the last one missing, nor does an older one replace it."""
+    for words in permutations(["7", "8", *ends, "R", "B"]):
+        if words.index("7") > words.index(ends[0]) or words.index("8") > words.index(ends[1]):
+            continue
+        frames = _frames(["K", *words, "B"])
+        whole = _in_force(frames)
+        for lsn in range(15, 10 * len(words) + 25, 10):
+            # Of the first one a file has only what it announced.
+            left = _in_force(After(lsn, is_parallel=True).take([frames[1], *frames[3:]]))
+            assert left == {end: column for end, column in whole.items() if end > lsn}, (words, lsn)
+
+
+def test_a_transaction_without_room_is_refused_only_if_nothing_was_applied_in_between(tmp_path: Path) -> None:
+    """Neither is one whose failure had another cause, so that it names no end."""
+    start = CaptureStart(
+        version="", server_version_num=180000, system_identifier="1", timeline=1, database="", slot="s", is_kept=True,
+        publications=(), operations=(), options={}, settings={},
+    )  # fmt: skip
+    read = Read(folder=tmp_path, places=(), is_parallel=True, speed=1.0, until_lsn=90)
+    connector = CapturedConnector(
+        Config(), share_of(Config().apply), start=start, read=read, lateness=Lateness(is_paced=True), tables=()
+    )
+    for connector._low_lsn in (10, 20):
+        for end_lsn in (50, 0, 0, 60):
+            connector.take_whole(end_lsn)
+    with pytest.raises(CaptureRefused, match="over and over"):
+        connector.take_whole(50)
 
 
 @pytest.mark.parametrize(("speed", "flush_lsn"), [(1.0, 10), (math.inf, 90)])
