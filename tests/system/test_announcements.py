@@ -56,6 +56,20 @@ def test_values_kept_of_one_table_end_no_batch_at_announcements(pair: Pair, tmp_
     assert len(batches) < _N_ALTERED / 2, daemon.log_tail()
 
 
+def test_a_table_that_becomes_a_partition_of_one_with_kept_values_is_asked_about_again(pair: Pair) -> None:
+    """Its first announcement was settled by an answer that does not hold for what commits later."""
+    columns = "(id int PRIMARY KEY, v text)"
+    pair.create(f"CREATE TABLE root {columns} PARTITION BY RANGE (id); CREATE TABLE plain {columns}")
+    pair.write("INSERT INTO plain VALUES (1, 'a')")
+    daemon = pair.start(settings={'mapping.tables."public.root".omit': "v"})
+    daemon.wait_caught_up()
+    pair.write(
+        "ALTER TABLE root ATTACH PARTITION plain FOR VALUES FROM (0) TO (99)", "INSERT INTO plain VALUES (2, 'kept')"
+    )
+    pair.check_stopped(daemon, code=4, says="public.plain is sent by its own name")
+    assert pair.target.rows("SELECT id FROM plain") == [(1,)]
+
+
 def _batches(directory: Path) -> list[BatchRecord]:
     lines = (line for path in directory.glob("*.jsonl") for line in path.read_bytes().splitlines())
     return [record for line in lines if isinstance(record := read_record(line), BatchRecord)]
