@@ -13,12 +13,12 @@ import msgspec
 
 from parapply.config_mapping import are_apart
 from parapply.errors import TargetRefused
-from parapply.source import late_tables, slot
+from parapply.source import slot
 from parapply.target.state import copies
 from parapply.target.state.schema import state_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from parapply.config import Config
     from parapply.config_mapping import MappingConfig
@@ -116,16 +116,13 @@ def check_renamed(mapping: MappingConfig, before: Name, now: Name) -> None:
         )
 
 
-async def of_other_partitions(
-    source: slot.Connection, mapping: MappingConfig, tables: Mapping[Name, int]
+def of_other_partitions(
+    mapping: MappingConfig, tables: Mapping[Name, int], relatives: Mapping[int, Sequence[Name]]
 ) -> dict[Name, TargetRefused]:
     """Return why tables, with OIDs, may not come under their own names: a root or partition of one has other settings.
 
-    Their rows may be the other's, from which values or all rows are to be kept.
+    Their rows may be the other's, from which values or all rows are to be kept. `relatives` are as of `late_tables`.
     """
-    if not (tables and mapping.withholding):
-        return {}
-    others = await late_tables.relatives(source, {*tables.values()}, mapping.withholding)
     return {
         name: TargetRefused(
             f"{'.'.join(name)} is sent by its own name, and its root or partition {'.'.join(other)} has another"
@@ -133,8 +130,8 @@ async def of_other_partitions(
             hint="give both the same there",
         )
         for name, oid in tables.items()
-        for relative, other in others
-        if relative == oid and not mapping.withholds_alike(name, other)
+        for other in relatives.get(oid, ())
+        if not mapping.withholds_alike(name, other)
     }
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["pair"]
 
 _N_PARTITIONS = 60
+_N_ALTERED = 40
 _TABLES = f"""
 CREATE TABLE t (id int, day int, v int, PRIMARY KEY (id, day)) PARTITION BY LIST (day);
 DO $$ BEGIN FOR day IN 1..{_N_PARTITIONS} LOOP
@@ -27,7 +28,48 @@ def test_t28_a_root_announced_with_each_of_its_partitions_ends_no_batch(pair: Pa
     pair.write(*(f"INSERT INTO t VALUES ({day}, {day}, 0)" for day in range(1, _N_PARTITIONS + 1)))
     pair.drain(settings={"applylog.directory": str(tmp_path)})
     pair.check_equal()
-    lines = (line for path in tmp_path.glob("*.jsonl") for line in path.read_bytes().splitlines())
-    batches = [record for line in lines if isinstance(record := read_record(line), BatchRecord)]
+    batches = _batches(tmp_path)
     assert sum(batch.n_transactions for batch in batches) == _N_PARTITIONS
     assert len(batches) < _N_PARTITIONS / 2
+
+
+def test_values_kept_of_one_table_end_no_batch_at_announcements(pair: Pair, tmp_path: Path) -> None:
+    """What an ask finds out holds for all that was committed before it: of other tables, and of withheld partitions."""
+    tables = (
+        "CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"
+        "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (99);"
+        "CREATE TABLE plain (id int PRIMARY KEY, v int)"
+    )
+    pair.create(tables, published="ALL TABLES WITH (publish_via_partition_root = true)")
+    pair.write(
+        *(
+            f"ALTER TABLE {altered} ALTER v SET STATISTICS {number}; INSERT INTO {table} VALUES ({number})"
+            for number in range(_N_ALTERED)
+            for altered, table in (("plain", "plain"), ("leaf", "root"))
+        )
+    )
+    omit = 'mapping.tables."public.root".omit'
+    daemon = pair.drain(settings={"applylog.directory": str(tmp_path), omit: "v"})
+    pair.check_equal()
+    batches = _batches(tmp_path)
+    assert sum(batch.n_transactions for batch in batches) == 2 * _N_ALTERED
+    assert len(batches) < _N_ALTERED / 2, daemon.log_tail()
+
+
+def test_a_table_that_becomes_a_partition_of_one_with_kept_values_is_asked_about_again(pair: Pair) -> None:
+    """Its first announcement was settled by an answer that does not hold for what commits later."""
+    columns = "(id int PRIMARY KEY, v text)"
+    pair.create(f"CREATE TABLE root {columns} PARTITION BY RANGE (id); CREATE TABLE plain {columns}")
+    pair.write("INSERT INTO plain VALUES (1, 'a')")
+    daemon = pair.start(settings={'mapping.tables."public.root".omit': "v"})
+    daemon.wait_caught_up()
+    pair.write(
+        "ALTER TABLE root ATTACH PARTITION plain FOR VALUES FROM (0) TO (99)", "INSERT INTO plain VALUES (2, 'kept')"
+    )
+    pair.check_stopped(daemon, code=4, says="public.plain is sent by its own name")
+    assert pair.target.rows("SELECT id FROM plain") == [(1,)]
+
+
+def _batches(directory: Path) -> list[BatchRecord]:
+    lines = (line for path in directory.glob("*.jsonl") for line in path.read_bytes().splitlines())
+    return [record for line in lines if isinstance(record := read_record(line), BatchRecord)]

@@ -20,6 +20,7 @@ from parapply.config_mapping import are_apart
 from parapply.errors import SourceRefused, TargetRefused
 from parapply.plan.table import Replacement
 from parapply.sharing import of_other_partitions
+from parapply.source import late_tables
 from parapply.source.slot import read_rows, source_errors
 from parapply.state_mark import STATE_SCHEMAS_SQL
 
@@ -195,7 +196,8 @@ async def published_tables(
     """
     found = await _read(conn, publications)
     tables = [table for table in found if not mapping.is_schema_only(table.full_name)]
-    for error in (await of_other_partitions(conn, mapping, {table.full_name: table.oid for table in tables})).values():
+    relatives = await late_tables.relatives(conn, mapping.withholding)
+    for error in of_other_partitions(mapping, {table.full_name: table.oid for table in tables}, relatives).values():
         raise error
     return _mapped(tables, mapping)
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 from parapply.model import Relation, Transaction
 from parapply.plan.foreign_keys import can_order, overlaps_itself
-from parapply.plan.steps import OrderedStep, Step, TablesStep, TruncateStep, is_serial, ordered_changes, truncate_step
+from parapply.plan.steps import (
+    OrderedStep,
+    Step,
+    TablesStep,
+    TruncateStep,
+    are_planned,
+    is_serial,
+    ordered_changes,
+    truncate_step,
+)
 from parapply.plan.table_changes import NetSegment, NotASet, TableChanges
 from parapply.plan.values import claims_unknown
 from parapply.wire.rows import DELETE, INSERT, KIND_AT, MARK_AT, RELATION_AT, TRUNCATE, malformed
@@ -270,7 +279,7 @@ class Batch:
         """Add transactions from an index on while they are whole and announce nothing; return the index after the last.
 
         This is `add` for nearly all transactions. It also ends at a limit, where the batch must be closed. The plans
-        must be without serial and refused tables.
+        must be without serial tables, and the first transaction without refused ones.
 
         Raises:
             ProtocolError: as `add`.
@@ -283,6 +292,7 @@ class Batch:
                 or transaction.has_ddl
                 or transaction.event is not None
                 or not (transaction.is_first and transaction.is_last)
+                or (plans.refused and not are_planned(transaction, plans))
             ):
                 break
             self.add(transaction, plans)

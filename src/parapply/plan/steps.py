@@ -18,7 +18,7 @@ from parapply.plan.table import Lane, TablePlan
 from parapply.plan.table_changes import TableChanges
 from parapply.wire.decode import decode
 from parapply.wire.messages import Truncate
-from parapply.wire.rows import KIND_AT, TRUNCATE
+from parapply.wire.rows import KIND_AT, MARK_AT, RELATION_AT, TRUNCATE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,8 @@ class TablesStep(msgspec.Struct):
 #: Where a Truncate frame has its options, and one that no publisher sends: some of its tables are left out.
 _FLAGS_AT: Final = KIND_AT + 5
 _PARTIAL: Final = 0x80
+
+_relation_at = struct.Struct(">I").unpack_from
 
 
 class TruncateStep(msgspec.Struct, frozen=True):
@@ -126,8 +128,19 @@ def check_plans(transaction: Transaction, plans: Plans) -> None:
     Raises:
         ProtocolError, TargetRefused: as `Plans.of`.
     """
-    if plans.refused:
+    if plans.refused and not are_planned(transaction, plans):
         ordered_changes(transaction, plans.view())
+
+
+def are_planned(transaction: Transaction, plans: Plans) -> bool:
+    """Return whether a transaction only changes rows of tables with plans, so that none of them is refused."""
+    return all(
+        not isinstance(change, Relation)
+        and len(change) >= MARK_AT
+        and change[KIND_AT] != TRUNCATE
+        and _relation_at(change, RELATION_AT)[0] in plans.current
+        for change in transaction.changes
+    )
 
 
 def is_serial(transaction: Transaction, plans: Plans) -> bool:

@@ -198,24 +198,31 @@ async def names(conn: Connection, oids: Collection[int]) -> dict[int, Name]:
         return {oid: (schema, name) for oid, schema, name in await read_rows(conn, query, [list(oids)])}
 
 
-async def relatives(conn: Connection, oids: Collection[int], names: Sequence[Name]) -> list[tuple[int, Name]]:
-    """Return tables by these names that are above or below tables as partitions, with the OIDs of the latter."""
+async def relatives(conn: Connection, names: Sequence[Name]) -> dict[int, list[Name]]:
+    """Return tables that are, or are above or below, tables by these names as partitions; with these, by OID."""
     query: LiteralString = """
-        WITH named AS MATERIALIZED (
+        WITH RECURSIVE named AS MATERIALIZED (
             SELECT c.oid, n.nspname, c.relname
-              FROM unnest($2::text[], $3::text[]) AS w(schema_name, table_name)
+              FROM unnest($1::text[], $2::text[]) AS w(schema_name, table_name)
               JOIN pg_catalog.pg_namespace AS n ON n.nspname = w.schema_name
-              JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name)
-        SELECT t.oid::bigint, named.nspname, named.relname
-          FROM unnest($1::oid[]) AS t(oid) CROSS JOIN pg_catalog.pg_partition_ancestors(t.oid) AS above(relid)
-          JOIN named ON named.oid = above.relid AND named.oid <> t.oid
-        UNION ALL
-        SELECT above.relid::oid::bigint, named.nspname, named.relname
-          FROM named CROSS JOIN pg_catalog.pg_partition_ancestors(named.oid) AS above(relid)
-         WHERE above.relid = ANY ($1::oid[]) AND above.relid <> named.oid"""
-    with source_errors("looking for partitions"):
-        found = await read_rows(conn, query, [list(oids), [schema for schema, _ in names], [name for _, name in names]])
-    return [(oid, (schema, name)) for oid, schema, name in found]
+              JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = w.table_name),
+        below AS (
+            TABLE named
+            UNION ALL
+            SELECT i.inhrelid, below.nspname, below.relname
+              FROM below JOIN pg_catalog.pg_inherits AS i ON i.inhparent = below.oid
+              JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relispartition)
+        SELECT oid::bigint, nspname, relname FROM below
+        UNION
+        SELECT above.relid::oid::bigint, nspname, relname
+          FROM named CROSS JOIN pg_catalog.pg_partition_ancestors(named.oid) AS above(relid)"""
+    found: dict[int, list[Name]] = {}
+    if names:
+        with source_errors("looking for partitions"):
+            rows = await read_rows(conn, query, [[schema for schema, _ in names], [name for _, name in names]])
+        for oid, schema, name in rows:
+            found.setdefault(oid, []).append((schema, name))
+    return found
 
 
 async def columns(conn: Connection, oids: Collection[int]) -> dict[int, dict[str, int]]:

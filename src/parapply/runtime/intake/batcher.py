@@ -17,7 +17,7 @@ from parapply.engine.job import Alone, LargeJob, SetJob
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.plan.batch import Batch, Limits
-from parapply.plan.steps import is_serial
+from parapply.plan.steps import are_planned, is_serial
 from parapply.wire.messages import BeginPrepare, Prepare, StreamPrepare
 
 if TYPE_CHECKING:
@@ -406,10 +406,11 @@ class Admission:
     def admits_runs(self) -> bool:
         """Return whether plain transactions need no other question than `is_plain`: no table is special."""
         plans = self._tables.plans
-        return not (plans.refused or plans.may_be_serial or self.starts.apart)
+        return not (plans.may_be_serial or self.starts.apart)
 
     def is_plain(self, transaction: Transaction) -> bool:
-        """Return whether a transaction is whole, announces nothing and cannot be committed here already."""
+        """Return whether a transaction is whole, announces nothing and cannot be refused or committed here already."""
+        plans = self._tables.plans
         return (
             transaction.event is None
             and not transaction.relations
@@ -417,6 +418,7 @@ class Admission:
             and transaction.is_first
             and transaction.is_last
             and not self._may_be_done(transaction)
+            and (not plans.refused or are_planned(transaction, plans))
         )
 
     def _may_be_done(self, transaction: Transaction) -> bool:
@@ -443,7 +445,7 @@ class Admission:
         """Return whether a transaction that comes again was prepared here before (trap T-57)."""
         return isinstance(message, BeginPrepare | Prepare | StreamPrepare) and self.two_phase.is_prepared(message)
 
-    async def look_up(self, relations: Sequence[Relation], *, was_in_progress: bool = False) -> None:
+    async def look_up(self, transaction: Transaction, *, was_in_progress: bool = False) -> None:
         """Have plans ready for the relations that a transaction announces, before it is read.
 
         The open batch also takes new tables, because a thousand of them would otherwise be a thousand small batches. It
@@ -454,18 +456,20 @@ class Admission:
         It needs no query, because the watch soon finds any change of the target's table.
 
         Args:
-            relations: in their order.
+            transaction: that one.
             was_in_progress: they were announced some time ago, while their transaction was: they are read again.
         """
+        relations, commit_lsn = transaction.relations, transaction.commit_lsn
         others = relations if was_in_progress else self._not_in_force(relations)
         if others and self.batcher.is_backlog:
             self.batcher.hold_open(_HELD_S)
             await self._tables.read_ahead(others)
             self.batcher.hold_open(0.0)
-        if not self.copied.is_settled(relations) or not self._tables.resolve_new(others):
+        if not self.copied.is_settled(relations, commit_lsn) or not self._tables.resolve_new(others):
             self.batcher.close_open()
             await self._resolve(others)
-            await self._settle(relations)
+            with self._reader.waiting("what is known of a new table"):
+                await self.copied.settle(relations, commit_lsn)
             self.batcher.plans_changed()
         elif others:
             self.batcher.close_first()
@@ -487,7 +491,8 @@ class Admission:
     async def announce(self, relations: Sequence[Relation]) -> None:
         """Put relations in force for the next changes."""
         await self._resolve(relations)
-        await self._settle(relations)
+        with self._reader.waiting("what is known of a new table"):
+            await self.copied.settle(relations)
         self.batcher.announce(relations)
         for relation in relations:
             self.starts.announce(relation)
@@ -502,10 +507,6 @@ class Admission:
     async def _resolve(self, relations: Sequence[Relation]) -> None:
         with self._reader.waiting("the target's catalogue"):
             await self._tables.resolve(relations)
-
-    async def _settle(self, relations: Sequence[Relation]) -> None:
-        with self._reader.waiting("what is known of a new table"):
-            await self.copied.settle(relations)
 
     async def wait_for_gap(self) -> None:
         """Have the tables wait of which changes are missing, because a publication was, before anything more is taken.

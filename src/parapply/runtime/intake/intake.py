@@ -267,7 +267,7 @@ class Intake:
             return
         event = transaction.event
         if transaction.relations:
-            await self._admission.look_up(transaction.relations, was_in_progress=was_in_progress)
+            await self._admission.look_up(transaction, was_in_progress=was_in_progress)
         if self._admission.is_done(transaction):
             self._batcher.announce(transaction.relations)
             if isinstance(event, Prepare) and self._admission.is_prepared(event):

@@ -9,7 +9,7 @@ So does a table that was copied and of which changes may be missing, because it 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
@@ -18,8 +18,7 @@ from parapply.errors import TargetRefused
 from parapply.logs import get_logger
 from parapply.plan.copy_starts import NEVER, CopyStarts
 from parapply.runtime.rest import LONG_S
-from parapply.source import late_tables, publishing
-from parapply.source.slot import state_schemas
+from parapply.source import late_tables, publishing, slot
 from parapply.target.session import settings
 from parapply.target.sql.own_rows import own_rows
 from parapply.target.state import copies
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
     from parapply.target.state.slots import SlotState
     from parapply.wire.ddl_queue import MadeTable
 
+#: An LSN after all others.
+_LATER: Final = 1 << 64
 #: Seconds between two checks for tables that are published and have not come in the stream.
 _LOOK_S = 60.0
 #: Part of the time that reading the state may take while no command calls, and seconds to the next time at most.
@@ -106,9 +107,13 @@ class Copied:
         self._gone: set[int] = set()
         #: Announced under a name that the target does not have, and looked for under the publisher's name of now.
         self._sought: set[Relation] = set()
-        #: May come under their own names, as far as other partitions' settings go.
-        self._judged: set[Relation] = set()
         self._withholds = bool(config.mapping.withholding)
+        #: By OID, the tables of which rows or values are kept that are it or in its partition tree.
+        self._relatives: Mapping[int, Sequence[Name]] = {}
+        #: Everything that committed before this LSN had when they were read.
+        self._read_lsn = 0
+        #: Asked whether they may come under their own names, with the LSN of that time.
+        self._judged: dict[Relation, int] = {}
         #: Numbers of columns by name, as seen when they were announced first, 0 if another name had taken their place;
         #: by OID of tables with columns to leave out.
         self._numbers: dict[int, dict[str, int]] = {}
@@ -199,7 +204,7 @@ class Copied:
         found = await late_tables.uncovered(self._source, self._publications, oids, roots)
         if any(not self._is_left_out(name) for _, name in found):
             # A cut-over may have made its state there a moment ago, of which the stream has sent nothing yet.
-            self.starts.leave_out(await state_schemas(self._source))
+            self.starts.leave_out(await slot.state_schemas(self._source))
         others = [(name, oid) for oid, name in found if not self._is_left_out(name)]
         others.sort(key=lambda one: (one[0] <= self._checked, one))
         marks = await self._marks() if others else frozenset()
@@ -212,24 +217,36 @@ class Copied:
                     await self._rename({})
                 await self._note(name, oid, reason)
 
-    def is_settled(self, relations: Sequence[Relation]) -> bool:
-        """Return whether `settle` has nothing to do."""
-        # A table may have become a partition since it was announced last.
-        return not self._withholds and all(self._is_settled(relation) for relation in relations)
+    def is_settled(self, relations: Sequence[Relation], commit_lsn: int = _LATER) -> bool:
+        """Return whether `settle` has nothing to do for a transaction that commits at an LSN."""
+        return self._are_judged(relations, commit_lsn) and all(self._is_settled(relation) for relation in relations)
+
+    def _are_judged(self, relations: Collection[Relation], commit_lsn: int) -> bool:
+        # A table may have become a partition since it was announced last, but not in WAL that was there at that time.
+        return not self._withholds or all(self._is_judged(relation, commit_lsn) for relation in relations)
+
+    def _is_judged(self, relation: Relation, commit_lsn: int) -> bool:
+        if commit_lsn < self._judged.get(relation, 0):
+            return True
+        is_apart = relation.oid in self._relatives or self._mapping.masked_of(relation.full_name)
+        return commit_lsn < self._read_lsn and not is_apart and not self._tables.is_withheld(relation)
 
     def may_follow(self, relations: Collection[Relation]) -> bool:
         """Return whether nothing that `settle` finds out keeps changes back that come before a commit."""
-        return not self._withholds or self._judged.issuperset(relations)
+        return self._are_judged(relations, 0) and not any(self._tables.is_withheld(relation) for relation in relations)
 
-    async def settle(self, relations: Sequence[Relation], *, may_be_missing: bool = False) -> None:
+    async def settle(
+        self, relations: Sequence[Relation], commit_lsn: int = _LATER, *, may_be_missing: bool = False
+    ) -> None:
         """Decide from where on the relations announced now are applied, before their first change is read.
 
         One may be missing on the target where a command in the same transaction may make it.
         """
-        if self.is_settled(relations):
+        if self.is_settled(relations, commit_lsn):
             return
         async with self._lock:
-            await self._check_withheld(relations)
+            if not self._are_judged(relations, commit_lsn):
+                await self._check_withheld(relations, commit_lsn)
             for relation in relations:
                 if not self._is_settled(relation):
                     await self._settle(relation, may_be_missing=may_be_missing)
@@ -324,7 +341,7 @@ class Copied:
     async def _settle(self, relation: Relation, *, may_be_missing: bool) -> None:
         name = relation.full_name
         sharing.check(self._config, [name], self._taken)
-        if name[0] == self._schema and name[0] in (schemas := await state_schemas(self._source)):
+        if name[0] == self._schema and name[0] in (schemas := await slot.state_schemas(self._source)):
             self._log.info("state_left_out", schemas=sorted(schemas))
             self.starts.leave_out(schemas)
             return
@@ -394,22 +411,24 @@ class Copied:
         if not reason:
             self._log.info("table_joined", relation=relation.qualified_name)
 
-    async def _check_withheld(self, relations: Sequence[Relation]) -> None:
+    async def _check_withheld(self, relations: Sequence[Relation], commit_lsn: int) -> None:
         """Refuse changes of tables under their own names that have a root or partitions with other settings.
 
         And changes of tables that have a column whose values are kept from the target under another name now.
 
         They are also announced beside their root where its name is sent; the catalogue does not have the name of then.
         """
-        if not self._withholds:
-            return
+        if commit_lsn >= self._read_lsn:
+            # Before the catalogue is read, which must have all that committed before it.
+            read_lsn = (await slot.position(self._source)).flush_lsn
+            self._relatives = await late_tables.relatives(self._source, self._mapping.withholding)
+            self._read_lsn = read_lsn
         tables = {relation.full_name: relation.oid for relation in relations}
-        refused = await sharing.of_other_partitions(self._source, self._mapping, tables)
+        refused = sharing.of_other_partitions(self._mapping, tables, self._relatives)
         refused |= await self._of_other_columns(relations)
         for relation in relations:
-            error = refused.get(relation.full_name)
-            (self._judged.discard if error else self._judged.add)(relation)
-            await self._tables.withhold(relation, error)
+            self._judged[relation] = self._read_lsn
+            await self._tables.withhold(relation, refused.get(relation.full_name))
 
     async def _of_other_columns(self, relations: Sequence[Relation]) -> dict[Name, TargetRefused]:
         masked = [relation for relation in relations if self._mapping.masked_of(relation.full_name)]

@@ -122,7 +122,9 @@ class TablePlans:
         return {plan.relation: plan.facts.oid for plan in self.plans.current.values() if plan.relation not in but}
 
     def is_in_force(self, relation: Relation) -> bool:
-        """Return whether intake reads changes of a relation by the plan of just this announcement."""
+        """Return whether intake reads changes of a relation by the plan of just this announcement, or refuses them."""
+        if relation in self._withheld:
+            return True
         current = self.plans.current.get(relation.oid)
         return current is not None and current.relation == relation and relation not in self.plans.refused
 
@@ -155,16 +157,21 @@ class TablePlans:
         self._renamed[relation] = name
         await self.resolve([relation])
 
+    def is_withheld(self, relation: Relation) -> bool:
+        """Return whether changes of a relation are refused."""
+        return relation in self._withheld
+
     async def withhold(self, relation: Relation, error: TargetRefused | None) -> None:
-        """Refuse changes of a relation, or no longer, and plan it again if that is new.
+        """Refuse changes of a relation, or no longer: then it is planned again.
 
         Raises:
             TargetLost: the connection ended.
         """
         was_withheld = self._withheld.pop(relation, None) is not None
         if error is not None:
-            self._withheld[relation] = error
-        if was_withheld != (error is not None):
+            self._withheld[relation] = self.plans.refused[relation] = error
+            self._forget_namesakes(relation)
+        elif was_withheld:
             await self.resolve([relation])
 
     async def apply_lacking(self, relation: Relation, *, may_lack: bool) -> None:

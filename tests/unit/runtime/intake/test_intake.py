@@ -15,7 +15,7 @@ from parapply.engine.flight import Flight
 from parapply.engine.intake import DueTimes, Room
 from parapply.engine.job import LargeJob, SetJob
 from parapply.engine.state import EngineState
-from parapply.errors import ProtocolError, SourceLost
+from parapply.errors import ProtocolError, SourceLost, TargetRefused
 from parapply.plan.copy_starts import CopyStarts
 from parapply.plan.table import Plans
 from parapply.runtime.control.requests import Awaited, Requests
@@ -161,13 +161,13 @@ class _Copied:
             if self.is_lost:
                 raise SourceLost("gone")
 
-    def is_settled(self, relations: Sequence[object]) -> bool:
+    def is_settled(self, relations: Sequence[object], _commit_lsn: int) -> bool:
         return bool(relations)
 
     def may_follow(self, relations: Sequence[object]) -> bool:
         return bool(relations)
 
-    async def settle(self, relations: Sequence[object]) -> None:
+    async def settle(self, relations: Sequence[object], _commit_lsn: int = 0) -> None:
         pass
 
 
@@ -306,6 +306,25 @@ async def test_without_a_backlog_each_transaction_leaves_alone_and_at_once() -> 
             job = await worker
             assert len(job.batch.transactions) == 1
             lab.commit(job)
+
+
+async def test_a_refused_table_keeps_only_its_own_transactions_out_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that is withheld beside its root costs others nothing, and what came before its change is applied."""
+    monkeypatch.setattr(closing, "BEHIND_S", 3600.0)
+    lab = _Lab()
+    lab.tables.plans.may_be_serial = False
+    leaf = replace(PLAIN.relation(0), oid=OID + 1, name="leaf")
+    lab.tables.plans.refused[leaf] = TargetRefused("leaf is withheld")
+    alone: list[Transaction] = []
+    monkeypatch.setattr(lab.batcher, "add_whole", alone.append)
+    async with lab.running() as task:
+        await lab.read(*lab.transaction(), *lab.transaction())
+        assert not alone
+        lab.stream.feed(*lab.transaction(), *lab.transaction(build.insert(row("1"), oid=leaf.oid)))
+        with pytest.raises(TargetRefused, match="withheld"):
+            await task
+    assert not lab.batcher.is_torn
+    assert lab.batcher.taken_lsn == lab.lsn - 0x100 + 0x30
 
 
 @pytest.mark.parametrize("is_synchronous", [False, True])
