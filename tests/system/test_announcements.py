@@ -34,7 +34,7 @@ def test_t28_a_root_announced_with_each_of_its_partitions_ends_no_batch(pair: Pa
 
 
 def test_values_kept_of_one_table_end_no_batch_at_announcements(pair: Pair, tmp_path: Path) -> None:
-    """What an ask finds out holds for all that was committed before it: of other tables, and of withheld partitions."""
+    """An answer holds for all that was committed before it, of other tables and of withheld partitions."""
     tables = (
         "CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"
         "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (99);"

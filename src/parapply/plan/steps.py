@@ -134,13 +134,12 @@ def check_plans(transaction: Transaction, plans: Plans) -> None:
 
 def are_planned(transaction: Transaction, plans: Plans) -> bool:
     """Return whether a transaction only changes rows of tables with plans, so that none of them is refused."""
-    return all(
-        not isinstance(change, Relation)
-        and len(change) >= MARK_AT
-        and change[KIND_AT] != TRUNCATE
-        and _relation_at(change, RELATION_AT)[0] in plans.current
-        for change in transaction.changes
-    )
+    for change in transaction.changes:
+        if isinstance(change, Relation) or len(change) < MARK_AT or change[KIND_AT] == TRUNCATE:
+            return False
+        if _relation_at(change, RELATION_AT)[0] not in plans.current:
+            return False
+    return True
 
 
 def is_serial(transaction: Transaction, plans: Plans) -> bool:

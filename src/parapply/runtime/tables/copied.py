@@ -222,7 +222,7 @@ class Copied:
         return self._are_judged(relations, commit_lsn) and all(self._is_settled(relation) for relation in relations)
 
     def _are_judged(self, relations: Collection[Relation], commit_lsn: int) -> bool:
-        # A table may have become a partition since it was announced last, but not in WAL that was there at that time.
+        # A table may have become a partition since it was announced last, but not before the catalogue was read.
         return not self._withholds or all(self._is_judged(relation, commit_lsn) for relation in relations)
 
     def _is_judged(self, relation: Relation, commit_lsn: int) -> bool:
