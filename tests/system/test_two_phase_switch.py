@@ -114,7 +114,7 @@ def test_t58_columns_published_otherwise_within_what_was_prepared_before(pair: P
     pair.drain()
     settings = {**TWO_PHASE, **LARGE.settings}
     pair.start(settings=settings).stop()
-    # A publisher that decodes the outcome before it is told of the invalidation: here both are in its past.
+    # A publisher that decodes the outcome before the invalidation reaches it: here both are in its past.
     pair.write("INSERT INTO t VALUES (0, 'a')")
     decide(pair.source, "late", "COMMIT")
     pair.drain(settings=settings)
