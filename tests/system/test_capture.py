@@ -186,7 +186,7 @@ def test_roles_with_the_documented_rights_suffice(capture: Capture, target_db: D
         capture.go_on(source_dsn=source.dsn_with(user=f"{name}_c"))
         source.execute("UPDATE shop.good SET v = 'changed' WHERE id = 2; INSERT INTO item VALUES (1, 'new')")
         capture.go_on(source_dsn=source.dsn_with(user=f"{name}_c"))
-        # What is refused while it goes on is about a privilege, not about the folder.
+        # A refusal while it goes on is about a privilege, not about the folder.
         source.execute("REVOKE SELECT ON pg_catalog.pg_enum FROM PUBLIC")
         refused = capture.run(source_dsn=source.dsn_with(user=f"{name}_c"))
         source.execute("GRANT SELECT ON pg_catalog.pg_enum TO PUBLIC")
