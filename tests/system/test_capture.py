@@ -186,7 +186,7 @@ def test_roles_with_the_documented_rights_suffice(capture: Capture, target_db: D
         capture.go_on(source_dsn=source.dsn_with(user=f"{name}_c"))
         source.execute("UPDATE shop.good SET v = 'changed' WHERE id = 2; INSERT INTO item VALUES (1, 'new')")
         capture.go_on(source_dsn=source.dsn_with(user=f"{name}_c"))
-        # What is refused while it goes on is about a privilege, not about the folder.
+        # A refusal while it goes on is about a privilege, not about the folder.
         source.execute("REVOKE SELECT ON pg_catalog.pg_enum FROM PUBLIC")
         refused = capture.run(source_dsn=source.dsn_with(user=f"{name}_c"))
         source.execute("GRANT SELECT ON pg_catalog.pg_enum TO PUBLIC")
@@ -242,6 +242,7 @@ def test_a_slot_that_is_read_or_moved_by_another_gives_no_capture(capture: Captu
         other.execute(claimed)
         busy = capture.run()
     assert (busy.returncode, "is read by another parapply" in busy.stderr) == (3, True), busy.stderr
+    assert "trying again" not in busy.stderr
     environ = {"PARAPPLY_FAILPOINT": "capture_cut:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
     held = tmp_path / "capture_cut.held"
     with ThreadPoolExecutor(1) as threads:
