@@ -242,6 +242,7 @@ def test_a_slot_that_is_read_or_moved_by_another_gives_no_capture(capture: Captu
         other.execute(claimed)
         busy = capture.run()
     assert (busy.returncode, "is read by another parapply" in busy.stderr) == (3, True), busy.stderr
+    assert "trying again" not in busy.stderr
     environ = {"PARAPPLY_FAILPOINT": "capture_cut:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
     held = tmp_path / "capture_cut.held"
     with ThreadPoolExecutor(1) as threads:

@@ -400,11 +400,13 @@ class CaptureWriter:
 
 
 def _sync_entry(path: Path) -> None:
-    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    # In a folder that may be written but not read only this cannot be done.
+    with suppress(PermissionError):
+        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -160,8 +160,8 @@ class CatchUpStream:
         if row is None or not row[0]:
             raise SlotBusy(
                 f"slot {slot_name!r} is read by another parapply.",
-                hint="it has another target or target.state_schema, or the publisher has not noticed yet that it went "
-                "away; trying again",
+                hint="it is a capture, or has another target or target.state_schema, or the publisher has not noticed "
+                "yet that it went away",
             )
 
     async def start(self, command: str, start_lsn: int, reason: str = "") -> None:

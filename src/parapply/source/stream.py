@@ -221,7 +221,7 @@ def _start_error(failure: CopyFailed) -> SlotBusy | SourceLost | SourceRefused:
     if failure.sqlstate == "55006":
         return SlotBusy(
             f"the replication slot is in use: {failure}.",
-            hint="another reader holds it, or the publisher has not noticed yet that one went away; trying again",
+            hint="another reader holds it, or the publisher has not noticed yet that one went away",
         )
     if failure.sqlstate == _NO_PUBLICATION:
         return _without_publication(failure)

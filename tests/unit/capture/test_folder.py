@@ -252,6 +252,20 @@ def test_a_start_that_no_capture_writes_is_refused(tmp_path: Path, was: bytes, n
         look(tmp_path)
 
 
+def test_a_folder_is_made_where_the_parent_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entry cannot be synced then, and a first start that fails for it leaves the folder behind."""
+    plain = os.open
+
+    def opened(path: Path, flags: int, *more: int) -> int:
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return plain(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", opened)
+    _written(tmp_path / "day")
+    assert len(look(tmp_path / "day").places) > 3
+
+
 def test_two_captures_do_not_share_a_folder(tmp_path: Path) -> None:
     """The second one is refused while the first one writes."""
     writer = CaptureWriter(tmp_path, _ROOM)
