@@ -277,7 +277,7 @@ def recover(directory: Path) -> list[Path]:
 
 def _recovered(path: Path) -> tuple[Path | None, int]:
     """Cut and rename an open file; return its final name and size. Raise OSError if it is in use or cannot be."""
-    # Where others may write as well: the file that a link names is none of ours, and a pipe would wait for its writer.
+    # Other roles may write here: a link may lead to a file of theirs, and opening a pipe would wait for its writer.
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

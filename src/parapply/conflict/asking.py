@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from parapply.conflict.skips import OTHER_HISTORY_HINT
 from parapply.errors import TargetRefused
 from parapply.model import format_lsn, parse_lsn
 from parapply.target.session import lease
@@ -114,8 +113,9 @@ async def _wait(conn: Connection, schema: str, slot_id: int, lsn: int, wait_s: f
             found = await _read(conn, schema, slot_id, lsn)
         if found is None:
             raise TargetRefused(
-                f"the request to skip {format_lsn(lsn)} was taken back by another command",
-                hint=f"or {OTHER_HISTORY_HINT}",
+                f"the request to skip {format_lsn(lsn)} is gone: another command took it back, or the publisher has"
+                " another history since",
+                hint="ask again if a transaction stops the daemon",
             )
         if found.outcome == "passed":
             raise _has_passed(lsn)

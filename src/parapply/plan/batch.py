@@ -285,6 +285,7 @@ class Batch:
             ProtocolError: as `add`.
         """
         count = len(transactions)
+        has_refused = bool(plans.refused)
         while at < count:
             transaction = transactions[at]
             if (
@@ -292,7 +293,7 @@ class Batch:
                 or transaction.has_ddl
                 or transaction.event is not None
                 or not (transaction.is_first and transaction.is_last)
-                or (plans.refused and not are_planned(transaction, plans))
+                or (has_refused and not are_planned(transaction, plans))
             ):
                 break
             self.add(transaction, plans)

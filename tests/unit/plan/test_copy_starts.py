@@ -114,9 +114,10 @@ def test_a_table_is_known_by_its_oid(starts: CopyStarts) -> None:
 
 
 def test_a_late_table_does_not_hold_up_two_phase_commit() -> None:
-    """It gets nothing, prepared or not; a table of the first copy that waits will get a start of its own.
+    """It gets nothing, prepared or not. A table of the first copy that waits does hold it up, until it has a start.
 
-    One being copied does, however early it starts: a late transaction need not announce it, and waits for no copy.
+    So does a table being copied, however early it starts: a late transaction need not announce it, and waits for no
+    copy.
     """
     rows = {"schema_name": "s", "state": "waiting", "start_lsn": None}
     late = CopyRow(table_name="late", source_oid=8, reason="it is no longer on the publisher", **rows)  # type: ignore[arg-type]

@@ -414,9 +414,10 @@ class Copied:
     async def _check_withheld(self, relations: Sequence[Relation], commit_lsn: int) -> None:
         """Refuse changes of tables under their own names that have a root or partitions with other settings.
 
-        And changes of tables that have a column whose values are kept from the target under another name now.
+        Changes of a table are also refused if a column whose values are kept from the target has another name now.
 
-        They are also announced beside their root where its name is sent; the catalogue does not have the name of then.
+        A partition is also announced beside its root where the root's name is sent. The catalogue does not have the
+        names of that time.
         """
         if commit_lsn >= self._read_lsn:
             # Before the catalogue is read, which must have all that committed before it.
