@@ -109,6 +109,32 @@ async def test_two_replays_of_one_conflict_insert_one_row(target_db: Database) -
     assert target_db.rows("SELECT id FROM t") == [("1",)]
 
 
+async def test_a_change_with_two_conflicts_is_one_change(target_db: Database) -> None:
+    """One that stopped it, and one of its skip: the first of them replays it for both, and it is forgotten once."""
+    target_db.execute("CREATE TABLE t (id text, v text); INSERT INTO t VALUES ('1', 'a'), ('1', 'a')")
+    deleted = msgspec.structs.replace(_FIRST, operation="delete", key={"id": "1", "v": "a"})
+    conflicts = [msgspec.structs.replace(deleted, type=kind, change_no=number) for number in (1, 2)
+                 for kind in (ConflictType.DELETE_MISSING, ConflictType.SKIPPED)]  # fmt: skip
+    forgotten = []
+    async with control(target_db.dsn) as conn:
+        kept = await _kept(conn, *conflicts)
+        target_db.execute(f"UPDATE {_SCHEMA}.slots SET begin_lsn = '0/0'")
+        ((slot_id,),) = target_db.rows(f"SELECT slot_id FROM {_SCHEMA}.slots")
+        done = await _replayed(conn, kept[:2])
+        second = listing.Filter(ids=(2,))
+        again = await _replayed(conn, await listing.read(conn, _SCHEMA, slot_id, second, with_rows=True))
+        for number in (1, 3, 4):
+            assert await listing.drop(conn, _SCHEMA, slot_id, listing.Filter(ids=(number,))) == 1
+            forgotten += target_db.rows(f"SELECT n_forgotten FROM {_SCHEMA}.slots")
+    assert [(one.action, one.reason) for one in done] == [
+        ("delete", ""),
+        ("nothing", "conflict 1 is of the same change"),
+    ]
+    assert [one.reason.startswith("it was replayed at") for one in again] == [True]
+    assert forgotten == [(0,), (0,), (1,)]
+    assert target_db.rows("SELECT id FROM t") == [("1",)]
+
+
 async def test_a_replayed_change_that_a_trigger_leaves_out_is_not_said_to_be_applied(target_db: Database) -> None:
     """It does nothing, for a reason, and is not marked; so of insert, update and delete."""
     target_db.execute(

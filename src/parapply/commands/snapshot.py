@@ -21,7 +21,7 @@ import msgspec
 from psycopg import sql
 
 from parapply import connect
-from parapply.conflict.history import LEFT_OUT
+from parapply.conflict.history import CHANGE, LEFT_OUT
 from parapply.errors import ParapplyError, TargetLost, TargetRefused
 from parapply.model import format_lsn
 from parapply.target.session import lease, settings
@@ -42,7 +42,7 @@ _LSN_VARIABLE = "PARAPPLY_LSN"
 _LOOK_S = 0.5
 #: Where a copy of a table, or a heal, is of a later LSN, nothing is missing.
 _LEFT_OUT: Final = (
-    "SELECT s.n_forgotten, (SELECT pg_catalog.count(*) FROM {s}.conflicts AS c"  # noqa: S608  own text
+    f"SELECT s.n_forgotten, (SELECT pg_catalog.count(DISTINCT ({', '.join(CHANGE)})) FROM {{s}}.conflicts AS c"  # noqa: S608  own text
     f" WHERE c.slot_id = s.slot_id AND c.remote_lsn > s.begin_lsn AND {LEFT_OUT} AND NOT EXISTS"
     " (SELECT FROM {s}.copies AS t WHERE t.slot_id = c.slot_id AND t.schema_name = c.schema_name"
     " AND t.table_name = c.table_name AND t.state = 'copied' AND t.start_lsn >= c.remote_lsn))"

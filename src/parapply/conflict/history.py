@@ -42,11 +42,16 @@ _WRITE: Final = (
 
 #: Changes of the publisher that rows of the target lack.
 LEFT_OUT: Final = "outcome IN ('skipped', 'kept_local') AND replayed_at IS NULL"
+#: Columns that name a change of a slot, which may have several rows: one that stopped it, then one of its skip.
+CHANGE: Final = ("remote_lsn", "change_no", "schema_name", "table_name", "operation")
+_CHANGE: Final = ", ".join(CHANGE)
 #: Drops what a condition names, with $1 the slot, and returns how many; of changes left out the number is kept.
 DROPPING: Final = (
-    f"WITH dropped AS (DELETE FROM {{s}}.conflicts WHERE CONDITION RETURNING remote_lsn, {LEFT_OUT} AS is_left_out),"  # noqa: S608  own text
-    " noted AS (UPDATE {s}.slots AS s SET n_forgotten = s.n_forgotten + (SELECT pg_catalog.count(*) FROM dropped AS d"
-    " WHERE d.is_left_out AND d.remote_lsn > s.begin_lsn)"
+    f"WITH dropped AS (DELETE FROM {{s}}.conflicts WHERE CONDITION RETURNING conflict_id, {_CHANGE},"  # noqa: S608  own text
+    f" {LEFT_OUT} AS is_left_out), noted AS (UPDATE {{s}}.slots AS s SET n_forgotten = s.n_forgotten +"
+    f" (SELECT pg_catalog.count(DISTINCT ({_CHANGE})) FROM dropped AS d WHERE d.is_left_out"
+    f" AND d.remote_lsn > s.begin_lsn AND ({_CHANGE}) NOT IN (SELECT {_CHANGE} FROM {{s}}.conflicts AS c"
+    f" WHERE c.slot_id = $1::int AND {LEFT_OUT} AND c.conflict_id NOT IN (SELECT conflict_id FROM dropped)))"
     " WHERE s.slot_id = $1::int AND EXISTS (SELECT FROM dropped AS d WHERE d.is_left_out))"
     " SELECT pg_catalog.count(*) FROM dropped"
 )

@@ -8,6 +8,7 @@ or rolls back. Values go as text, which the columns' own input functions read, a
 - A delete takes the row with its key, if it exists.
 - In a table without a key rows are found by all their values, and several may have the same: an insert always inserts,
   and a change that was replayed before is not repeated.
+- Several conflicts of one change are replayed by the first of them, and marked together.
 """
 
 # ruff: noqa: S608 - this module makes SQL: names are quoted, values are parameters
@@ -20,6 +21,7 @@ import msgspec
 import psycopg
 
 from parapply.conflict.changes import RESTARTS_IDENTITY, listed_tables
+from parapply.conflict.history import CHANGE
 from parapply.errors import TargetRefused
 from parapply.plan.table import table_name
 from parapply.quoting import identifier, literal
@@ -48,7 +50,10 @@ _CLAIM: Final = (
     "SELECT 1 FROM {s}.conflicts WHERE conflict_id = $1::bigint"
     " AND replayed_at IS NOT DISTINCT FROM $2::text::timestamptz FOR UPDATE"
 )
-_MARK: Final = "UPDATE {s}.conflicts SET replayed_at = pg_catalog.now() WHERE conflict_id = $1::bigint"
+_MARK: Final = (
+    f"UPDATE {{s}}.conflicts SET replayed_at = pg_catalog.now() WHERE (slot_id, {', '.join(CHANGE)}) ="
+    f" (SELECT slot_id, {', '.join(CHANGE)} FROM {{s}}.conflicts WHERE conflict_id = $1::bigint)"
+)
 _VETOED: Final = "code on the target left it out"
 _STAYS: Final = "columns without a value here stay as they were: it was not sent, or too large to keep"
 
@@ -73,6 +78,7 @@ async def replay(
     """
     role = target.session_replication_role
     effects = []
+    done: dict[tuple[object, ...], int] = {}
     claim, mark = (in_schema(text, schema).as_string(None) for text in (_CLAIM, _MARK))
     for conflict in conflicts:
         _check(conflict)
@@ -83,8 +89,12 @@ async def replay(
             )
         if target.apply_as == "owner":
             await _check_code(conn, conflict, mapping)
-        with target_errors(f"replaying conflict {conflict['conflict_id']}"):
-            number = conflict["conflict_id"]
+        number, change = conflict["conflict_id"], tuple(conflict[name] for name in CHANGE)
+        if change in done:
+            table = ".".join(mapping.target_of((conflict["schema_name"], conflict["table_name"])))
+            effects.append(_nothing(conflict, table, f"conflict {done[change]} is of the same change"))
+            continue
+        with target_errors(f"replaying conflict {number}"):
             if not await _rows(conn, claim, [number, conflict["replayed_at"]]):
                 raise TargetRefused(
                     f"conflict {number} was replayed or dropped since it was read",
@@ -93,6 +103,7 @@ async def replay(
             effects.append(await _one(conn, role, conflict, mapping))
             if effects[-1].reason != _VETOED:
                 await _rows(conn, mark, [number])
+                done[change] = number
     return effects
 
 
