@@ -191,17 +191,18 @@ def _indexes() -> list[ConflictCase]:
         ConflictCase(
             name="types_of_indexes",
             tables="CREATE TYPE mood AS ENUM ('low', 'high'); CREATE DOMAIN feeling AS mood;"
-            "CREATE TABLE t (id int PRIMARY KEY, c char(4), b bit(4), m feeling)",
+            "CREATE TABLE t (id int PRIMARY KEY, c char(4), b bit(4), m feeling, n name)",
             target_tables="CREATE TYPE mood AS ENUM ('low', 'high'); CREATE DOMAIN feeling AS mood;"
-            "CREATE TABLE t (id int PRIMARY KEY, c char(4) UNIQUE, b bit(4) UNIQUE, m feeling UNIQUE)",
-            before="INSERT INTO t VALUES (7, 'abc', NULL, NULL), (8, NULL, B'1011', NULL), (9, NULL, NULL, 'high')",
+            "CREATE TABLE t (id int PRIMARY KEY, c char(4) UNIQUE, b bit(4) UNIQUE, m feeling UNIQUE, n name UNIQUE)",
+            before="INSERT INTO t VALUES (7, 'abc', NULL, NULL), (8, NULL, B'1011', NULL), (9, NULL, NULL, 'high');"
+            "INSERT INTO t (id, n) VALUES (10, 'N')",
             policies={"insert_exists": "apply_remote"},
             transactions=[
                 "INSERT INTO t VALUES (1, 'abc')", "INSERT INTO t (id, b) VALUES (2, B'1011')",
-                "INSERT INTO t (id, m) VALUES (3, 'high')",
+                "INSERT INTO t (id, m) VALUES (3, 'high')", "INSERT INTO t (id, n) VALUES (4, 'N')",
             ],
-            query="SELECT id FROM t ORDER BY 1", rows=[(1,), (2,), (3,)],
-            found=["insert_exists insert applied_remote"] * 3,
+            query="SELECT id FROM t ORDER BY 1", rows=[(1,), (2,), (3,), (4,)],
+            found=["insert_exists insert applied_remote"] * 4,
         ),
         ConflictCase(
             name="odd names",

@@ -59,7 +59,9 @@ SELECT pg_catalog.json_build_object(
           'expression', pg_catalog.pg_get_indexdef(i.indexrelid, n.ord, false),
           'type', (
             WITH RECURSIVE base(typid) AS (
-              SELECT x.atttypid
+              -- An index on a name stores it as a cstring, which is the text of no cast.
+              SELECT CASE x.atttypid WHEN 'cstring'::pg_catalog.regtype THEN 'name'::pg_catalog.regtype
+                ELSE x.atttypid END::oid
               UNION ALL
               SELECT d.typbasetype FROM base JOIN pg_catalog.pg_type d ON d.oid = base.typid AND d.typtype = 'd')
             SELECT pg_catalog.format_type(b.oid, -1) FROM base JOIN pg_catalog.pg_type b ON b.oid = base.typid
