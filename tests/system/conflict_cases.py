@@ -188,6 +188,22 @@ def _indexes() -> list[ConflictCase]:
             transactions=["INSERT INTO t VALUES (1, 1, NULL); INSERT INTO t VALUES (2, NULL, NULL)"],
             rows=[(2, None, None), (9, 1, None)], found=["insert_exists insert kept_local"],
         ),
+        # Of the columns that only the target has the first gets its default, and the others what nobody knows before.
+        ConflictCase(
+            name="defaults_of_the_target", tables="CREATE TABLE t (id int PRIMARY KEY, a int)",
+            target_tables="CREATE TABLE t (id int PRIMARY KEY, a int, region text DEFAULT lower('EU'), n bigserial,"
+            "g bigint GENERATED ALWAYS AS (n + 1) STORED) PARTITION BY LIST (id); ALTER TABLE t ALTER n DROP NOT NULL;"
+            "CREATE TABLE leaf PARTITION OF t DEFAULT; ALTER TABLE leaf ALTER region SET DEFAULT 'of the parent';"
+            "CREATE UNIQUE INDEX ON leaf (a, region) NULLS NOT DISTINCT;"
+            "CREATE UNIQUE INDEX ON leaf (a) WHERE region IS NULL; CREATE UNIQUE INDEX ON leaf (a) WHERE n IS NULL;"
+            "CREATE UNIQUE INDEX ON leaf (a, g) NULLS NOT DISTINCT",
+            before="INSERT INTO t VALUES (1, 5, 'eu', 11), (2, 7, NULL, NULL), (3, 8, 'eu', 13)",
+            policies={"insert_exists": "apply_remote"},
+            transactions=["INSERT INTO t VALUES (1, 7)", "INSERT INTO t VALUES (4, 8)"],
+            query="SELECT id, a, region, n FROM t ORDER BY 1",
+            rows=[(1, 7, "eu", 11), (2, 7, None, None), (4, 8, "eu", 13)],
+            found=["insert_exists insert applied_remote"] * 2,
+        ),
         ConflictCase(
             name="types_of_indexes",
             tables="CREATE TYPE mood AS ENUM ('low', 'high'); CREATE DOMAIN feeling AS mood;"

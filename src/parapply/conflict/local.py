@@ -34,25 +34,44 @@ if TYPE_CHECKING:
     from parapply.target.session.session import WorkerSession
     from parapply.wire.rows import Row
 
+#: Nodes of an index, its plain columns written as in an expression.
+_NODES: Final = """
+      (SELECT pg_catalog.concat(i.indexprs, i.indpred, pg_catalog.string_agg(':varattno ' || k.at || ' ', ''))
+       FROM unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) AS k(at) WHERE k.at > 0)"""
+#: Names of the columns that an expression's nodes read; 0 is a row as a whole.
+_READ: Final = """
+    coalesce((SELECT pg_catalog.json_agg(r.attname) FROM pg_catalog.pg_attribute r WHERE r.attrelid = named.oid
+      AND r.attnum > 0 AND {nodes} ~ (':varattno (0|' || r.attnum || ') ')), '[]')"""
 #: Columns with their full type and generation expression, unique indexes with what they compare: of the table with the
 #: schema $2 and the name $3, if it is the table with the OID $1 or a leaf of it; else no row. An index belongs to the
-#: key if it is, or is the leaf's part of, the index that identifies rows of the table with the OID $1.
-_SHAPE: Final = """
+#: key if it is, or is the leaf's part of, the index that identifies rows of the table with the OID $1. Defaults
+#: are of that table; one that is volatile, as an identity's, is null.
+_SHAPE: Final = f"""
 SELECT pg_catalog.json_build_object(
   'table', named.oid::pg_catalog.regclass::text,
   'columns', (
     SELECT pg_catalog.json_agg(pg_catalog.json_build_object(
       'name', a.attname,
       'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
-      'generated', CASE WHEN a.attgenerated <> '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END)
+      'generated', CASE WHEN a.attgenerated <> '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END,
+      'default', CASE WHEN b.attidentity <> '' OR EXISTS (
+          SELECT FROM pg_catalog.regexp_matches(e.made::text, ':(?:op)?funcid (\\d+)', 'g') m
+          JOIN pg_catalog.pg_proc p ON p.oid = m[1]::oid AND p.provolatile = 'v') THEN NULL
+        ELSE coalesce(pg_catalog.pg_get_expr(e.made, b.attrelid), 'NULL') END,
+      'reads', CASE WHEN a.attgenerated <> '' THEN {_READ.format(nodes="d.adbin::text")} ELSE '[]' END)
       ORDER BY a.attnum)
-    FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type y ON y.oid = a.atttypid
+    LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    JOIN pg_catalog.pg_attribute b ON b.attrelid = $1::oid AND b.attname = a.attname
+    LEFT JOIN pg_catalog.pg_attrdef f ON f.adrelid = b.attrelid AND f.adnum = b.attnum
+    CROSS JOIN LATERAL (SELECT coalesce(f.adbin, y.typdefaultbin)) AS e(made)
     WHERE a.attrelid = named.oid AND a.attnum > 0 AND NOT a.attisdropped),
   'indexes', (
     SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
       'name', c.relname,
       'is_key', k.indexrelid IS NOT NULL,
       'predicate', pg_catalog.pg_get_expr(i.indpred, i.indrelid),
+      'reads', {_READ.format(nodes=_NODES)},
       'is_nulls_distinct', NOT coalesce((pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct')::bool, false),
       'parts', (
         SELECT pg_catalog.json_agg(pg_catalog.json_build_object(
@@ -102,7 +121,7 @@ SELECT pg_catalog.concat_ws(' ', named.oid,
   (SELECT pg_catalog.sum(pg_catalog.hashtextextended(pg_catalog.concat_ws(' ', a.attnum, a.xmin), 0))
   FROM pg_catalog.pg_attribute a WHERE a.attrelid = named.oid AND a.attnum > 0),
   (SELECT pg_catalog.sum(pg_catalog.hashtextextended(pg_catalog.concat_ws(' ', d.oid, d.xmin), 0))
-  FROM pg_catalog.pg_attrdef d WHERE d.adrelid = named.oid))
+  FROM pg_catalog.pg_attrdef d WHERE d.adrelid IN (named.oid, $1::oid)))
 FROM pg_catalog.pg_class named JOIN pg_catalog.pg_namespace nn ON nn.oid = named.relnamespace
 WHERE nn.nspname = $2 AND named.relname = $3"""
 #: Shapes kept; plans come and go.
@@ -120,6 +139,8 @@ class _Column(msgspec.Struct, frozen=True):
     name: str
     type: str
     generated: str | None
+    default: str | None  # None: volatile, so nobody knows it before the row is stored
+    reads: list[str]  # columns that a generated one is computed from
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -133,6 +154,7 @@ class _Index(msgspec.Struct, frozen=True):
     name: str
     is_key: bool
     predicate: str | None
+    reads: list[str]
     is_nulls_distinct: bool
     parts: list[_Part]
 
@@ -284,10 +306,10 @@ class LocalRows:
     async def _index_values(
         self, change: RowChange, own: LocalRow | None, shape: _Shape
     ) -> list[list[bytes | None] | None]:
-        """Return, for each index, the new row's values as text; None for one that the new row cannot violate."""
+        """Return, for each index, the new row's values as text; None if it cannot violate it, or they are not known."""
         if not shape.indexes:
             return []
-        row, parameters = _new_row(change, own, shape)
+        row, parameters, unknown = _new_row(change, own, shape)
         wanted = []
         for index in shape.indexes:
             wanted.append(f"({index.predicate})::text" if index.predicate else "'true'")
@@ -298,6 +320,8 @@ class LocalRows:
             applies, *parts = found[: len(index.parts) + 1]
             del found[: len(index.parts) + 1]
             is_free = applies != b"true" or (index.is_nulls_distinct and None in parts)
+            # The row that such an index refuses cannot be told from others.
+            is_free = is_free or not unknown.isdisjoint(index.reads)
             values.append(None if is_free else parts)
         return values
 
@@ -310,8 +334,8 @@ def _name(plan: TablePlan, failure: StatementFailed) -> tuple[int, str, str]:
     return id(plan), failure.schema, failure.table
 
 
-def _new_row(change: RowChange, own: LocalRow | None, shape: _Shape) -> tuple[str, list[bytes | None]]:
-    """Return the new row as a relation whose columns have the table's names and types, and its parameters."""
+def _new_row(change: RowChange, own: LocalRow | None, shape: _Shape) -> tuple[str, list[bytes | None], set[str]]:
+    """Return the new row as a relation with the table's columns, its parameters, and the columns that are not known."""
     sent: dict[str, bytes | None] = {one.column.name: one.text.encode() for one in change.plan.constants}
     new: Row = change.new or []
     for facts, value in zip(change.plan.columns, new, strict=True):
@@ -322,14 +346,20 @@ def _new_row(change: RowChange, own: LocalRow | None, shape: _Shape) -> tuple[st
             sent.setdefault(name, None if text is None else text.encode())
     parameters: list[bytes | None] = []
     columns = []
+    unknown = set()
     for column in shape.columns:
-        if column.generated is None:
-            # A column that only the target has gets its default, which cannot be known without running it.
-            parameters.append(sent.get(column.name))
+        if column.generated is not None:
+            continue
+        if column.name in sent:
+            parameters.append(sent[column.name])
             columns.append(f"${len(parameters)}::text::{column.type} AS {identifier(column.name)}")
+        else:
+            columns.append(f"({column.default or 'NULL'})::{column.type} AS {identifier(column.name)}")
+            unknown |= {column.name} if column.default is None else set()
+    unknown |= {one.name for one in shape.columns if not unknown.isdisjoint(one.reads)}
     made = [f"({one.generated}) AS {identifier(one.name)}" for one in shape.columns if one.generated is not None]
     row = f"(SELECT {', '.join(columns)}) AS sent"
-    return (f"(SELECT sent.*, {', '.join(made)} FROM {row}) AS made" if made else row), parameters
+    return (f"(SELECT sent.*, {', '.join(made)} FROM {row}) AS made" if made else row), parameters, unknown
 
 
 def _parameter(value: bytes | None) -> bytes | None:
