@@ -205,6 +205,13 @@ def _indexes() -> list[ConflictCase]:
             found=["insert_exists insert applied_remote"] * 2,
         ),
         ConflictCase(
+            name="texts_of_the_wire", tables="CREATE TABLE t (id int PRIMARY KEY, b bool, i inet, c char(4))",
+            before="INSERT INTO t VALUES (1, true, '1.2.3.4', 'ab')", policies={"insert_exists": "keep_local"},
+            transactions=["INSERT INTO t VALUES (1, false, NULL, 'x')"], query="SELECT id, b FROM t", rows=[(1, True)],
+            found=["insert_exists insert kept_local"],
+            kept=[(["t_pkey"], {"id": "1", "b": "t", "i": "1.2.3.4", "c": "ab  "})],
+        ),
+        ConflictCase(
             name="types_of_indexes",
             tables="CREATE TYPE mood AS ENUM ('low', 'high'); CREATE DOMAIN feeling AS mood;"
             "CREATE TABLE t (id int PRIMARY KEY, c char(4), b bit(4), m feeling, n name)",

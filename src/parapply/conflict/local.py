@@ -267,7 +267,7 @@ class LocalRows:
         # that this very transaction wrote are unknown, as for a very old row.
         text = (
             f"WITH held AS MATERIALIZED (SELECT t.tableoid AS place, t.ctid AS at, t.xmin AS x,"
-            f" {row_as_text(plan)} AS r FROM {table} AS t WHERE {where}{self._lock})"
+            f" {row_as_text(plan.facts.columns)} AS r FROM {table} AS t WHERE {where}{self._lock})"
             " SELECT place::pg_catalog.regclass::text, at::text, r::text, "
         )
         text += _WRITTEN if self._tracks_commits else "NULL, NULL, NULL FROM held"

@@ -104,13 +104,16 @@ def apply_remote(facing: Facing) -> Action:
 def last_update_wins(facing: Facing) -> Action:
     """Keep the row that was committed last. A local row whose time is no longer known is old, and loses.
 
-    Of equal times the row whose text is greater wins: two nodes that see each other's row so decide the same.
+    Of equal times the row whose text is greater wins: two nodes that see each other's row so decide the same, if they
+    see it whole.
     """
     if facing.local_time_us is None or facing.remote_time_us > facing.local_time_us:
         return Action.APPLY
-    if facing.remote_time_us == facing.local_time_us and facing.is_remote_greater:
-        return Action.APPLY
-    return Action.DROP
+    if facing.remote_time_us < facing.local_time_us:
+        return Action.DROP
+    if not facing.is_complete:
+        return Action.STOP
+    return Action.APPLY if facing.is_remote_greater else Action.DROP
 
 
 _POLICIES: Final[dict[Policy, Callable[[Facing], Action]]] = {

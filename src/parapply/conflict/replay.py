@@ -22,9 +22,10 @@ import psycopg
 
 from parapply.conflict.changes import RESTARTS_IDENTITY, listed_tables
 from parapply.conflict.history import CHANGE
+from parapply.conflict.statements import row_as_text
 from parapply.errors import TargetRefused
 from parapply.plan.table import table_name
-from parapply.quoting import identifier, literal
+from parapply.quoting import identifier
 from parapply.target.catalogue import facts as catalogue
 from parapply.target.catalogue.constants import constants_of
 from parapply.target.session.settings import target_errors
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from parapply.config import TargetConfig
     from parapply.config_mapping import MappingConfig
-    from parapply.plan.table import ColumnFacts, TableFacts
+    from parapply.plan.table import TableFacts
     from parapply.target.session.settings import Connection
 
 _Row = dict[str, Any]
@@ -222,7 +223,7 @@ async def _find(conn: Connection, facts: TableFacts, key: _Row) -> _Found:
             values.append(value)
             conditions.append(column_holds(columns[name], f"${len(values)}"))
     text = (
-        f"SELECT {_as_json(facts.columns)}, t.ctid::text, t.tableoid::text FROM {_only(facts)} AS t"
+        f"SELECT {row_as_text(facts.columns)}, t.ctid::text, t.tableoid::text FROM {_only(facts)} AS t"
         f" WHERE {' AND '.join(conditions)} LIMIT 1 FOR UPDATE"
     )
     found = await _rows(conn, text, values)
@@ -240,7 +241,7 @@ async def _insert(conn: Connection, facts: TableFacts, row: _Row) -> _Row | None
         targets = ", ".join(map(identifier, names))
         values = ", ".join(f"${number}" for number in range(1, len(names) + 1))
         text = f"INSERT INTO {table} ({targets}) OVERRIDING SYSTEM VALUE VALUES ({values})"
-    found = await _rows(conn, f"{text} RETURNING {_as_json(facts.columns)}", [row[name] for name in names])
+    found = await _rows(conn, f"{text} RETURNING {row_as_text(facts.columns)}", [row[name] for name in names])
     return found[0][0] if found else None
 
 
@@ -249,9 +250,9 @@ async def _update(conn: Connection, facts: TableFacts, row: _Row, where: str) ->
     names = [name for name in _settable(facts, row) if name not in always]
     if names:
         sets = ", ".join(f"{identifier(name)} = ${number}" for number, name in enumerate(names, 1))
-        text = f"UPDATE {_only(facts)} AS t SET {sets} WHERE {where} RETURNING {_as_json(facts.columns)}"
+        text = f"UPDATE {_only(facts)} AS t SET {sets} WHERE {where} RETURNING {row_as_text(facts.columns)}"
     else:
-        text = f"SELECT {_as_json(facts.columns)} FROM {_only(facts)} AS t WHERE {where}"
+        text = f"SELECT {row_as_text(facts.columns)} FROM {_only(facts)} AS t WHERE {where}"
     found = await _rows(conn, text, [row[name] for name in names])
     return found[0][0] if found else None
 
@@ -275,12 +276,6 @@ async def _truncate(conn: Connection, role: str, conflict: _Row, mapping: Mappin
 def _settable(facts: TableFacts, row: _Row) -> list[str]:
     generated = {column.name for column in facts.columns if column.is_generated}
     return [name for name in row if name not in generated]
-
-
-def _as_json(columns: Sequence[ColumnFacts]) -> str:
-    names = ", ".join(literal(column.name) for column in columns)
-    values = ", ".join(f"t.{identifier(column.name)}::text" for column in columns)
-    return f"pg_catalog.jsonb_object(ARRAY[{names}]::text[], ARRAY[{values}]::text[])"
 
 
 def _only(facts: TableFacts) -> str:

@@ -280,7 +280,7 @@ def _why(conflict: Conflict) -> str:
     """Return why a policy other than error stops."""
     if conflict.policy is Policy.ERROR:
         return ""
-    return "the publisher did not send its unchanged large columns, so the row cannot be made"
+    return "the publisher did not send its unchanged large columns, so its row can be neither made nor compared"
 
 
 def remote_wins(

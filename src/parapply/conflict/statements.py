@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from parapply.plan.table import table_name
 from parapply.quoting import identifier, literal
 from parapply.target.session.pipeline import Statement
-from parapply.target.sql.conditions import constants_hold, key_condition, row_condition
+from parapply.target.sql.conditions import column_is_null, constants_hold, key_condition, row_condition
 from parapply.target.sql.statements import Sql
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parapply.plan.table import TablePlan
+    from parapply.plan.table import ColumnFacts, TablePlan
 
 
 def statement(text: str, parameters: Sequence[bytes | None] = ()) -> Statement:
@@ -42,11 +42,15 @@ def found_by(plan: TablePlan, first: int) -> tuple[str, tuple[int, ...]]:
     return f"{found} AND {constants_hold(plan.constants)}" if plan.constants else found, positions
 
 
-def row_as_text(plan: TablePlan) -> str:
-    """Return an expression of jsonb: every column of the target's row, as text by name."""
+def row_as_text(columns: Sequence[ColumnFacts]) -> str:
+    """Return an expression of jsonb: every column of the target's row by name, as text that equals the wire's.
+
+    A cast to text is not the type's output function: of a boolean, an address or a padded character it is other text.
+    """
     # In pieces: a function takes a hundred arguments at most, an array constructor any number.
-    names = ", ".join(literal(column.name) for column in plan.facts.columns)
-    values = ", ".join(f"t.{identifier(column.name)}::text" for column in plan.facts.columns)
-    if not names:
-        return "'{}'::jsonb"
+    names = ", ".join(literal(column.name) for column in columns)
+    values = ", ".join(
+        f"CASE WHEN {column_is_null(column)} THEN NULL ELSE pg_catalog.format('%s', t.{identifier(column.name)}) END"
+        for column in columns
+    )
     return f"pg_catalog.jsonb_object(ARRAY[{names}]::text[], ARRAY[{values}]::text[])"
