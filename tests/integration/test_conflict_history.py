@@ -135,6 +135,15 @@ async def test_a_change_with_two_conflicts_is_one_change(target_db: Database) ->
     assert target_db.rows("SELECT id FROM t") == [("1",)]
 
 
+async def test_a_replayed_delete_of_a_null_takes_no_composite_of_nulls(target_db: Database) -> None:
+    """Without a key rows are found by their values, and a composite of NULLs is another one."""
+    target_db.execute("CREATE TYPE two AS (x int, y int); CREATE TABLE t (c two); INSERT INTO t VALUES ((NULL, NULL))")
+    deleted = msgspec.structs.replace(_FIRST, operation="delete", key={"c": None})
+    async with control(target_db.dsn) as conn:
+        (effect,) = await _replayed(conn, await _kept(conn, deleted))
+    assert (effect.action, effect.reason) == ("nothing", "the row is not there")
+
+
 async def test_a_replayed_change_that_a_trigger_leaves_out_is_not_said_to_be_applied(target_db: Database) -> None:
     """It does nothing, for a reason, and is not marked; so of insert, update and delete."""
     target_db.execute(

@@ -212,6 +212,15 @@ def _indexes() -> list[ConflictCase]:
             kept=[(["t_pkey"], {"id": "1", "b": "t", "i": "1.2.3.4", "c": "ab  "})],
         ),
         ConflictCase(
+            name="composite_of_nulls",
+            tables="CREATE TYPE two AS (x int, y int); CREATE TABLE t (id int PRIMARY KEY, c two)",
+            target_tables="CREATE TYPE two AS (x int, y int);"
+            "CREATE TABLE t (id int PRIMARY KEY, c two, UNIQUE NULLS NOT DISTINCT (c))",
+            before="INSERT INTO t VALUES (8, NULL), (9, (NULL, NULL))", policies={"insert_exists": "apply_remote"},
+            transactions=["INSERT INTO t VALUES (1, NULL)"], query="SELECT id, c::text FROM t ORDER BY 1",
+            rows=[(1, None), (9, "(,)")], found=["insert_exists insert applied_remote"],
+        ),
+        ConflictCase(
             name="types_of_indexes",
             tables="CREATE TYPE mood AS ENUM ('low', 'high'); CREATE DOMAIN feeling AS mood;"
             "CREATE TABLE t (id int PRIMARY KEY, c char(4), b bit(4), m feeling, n name)",

@@ -252,7 +252,8 @@ class LocalRows:
         parameters: list[bytes | None] = []
         for part, value in zip(index.parts, parts, strict=True):
             if value is None:
-                conditions.append(f"({part.expression}) IS NULL")
+                # Unlike IS NULL it does not hold for a composite of NULLs.
+                conditions.append(f"({part.expression}) IS NOT DISTINCT FROM NULL")
                 continue
             parameters.append(value)
             # Compare both as the base type, because the operator of enums does not see through a domain.

@@ -29,7 +29,7 @@ from parapply.quoting import identifier
 from parapply.target.catalogue import facts as catalogue
 from parapply.target.catalogue.constants import constants_of
 from parapply.target.session.settings import target_errors
-from parapply.target.sql.conditions import column_holds
+from parapply.target.sql.conditions import column_holds, column_is_null
 from parapply.target.sql.statements import emptying
 from parapply.target.state.schema import in_schema
 from parapply.vocabulary import ConflictOutcome
@@ -218,7 +218,7 @@ async def _find(conn: Connection, facts: TableFacts, key: _Row) -> _Found:
     conditions, values = [], []
     for name, value in key.items():
         if value is None:
-            conditions.append(f"t.{identifier(name)} IS NULL")
+            conditions.append(column_is_null(columns[name]))
         else:
             values.append(value)
             conditions.append(column_holds(columns[name], f"${len(values)}"))
