@@ -173,8 +173,11 @@ async def test_a_replay_of_values_that_were_not_kept_says_so(target_db: Database
         await conn.execute("ALTER TABLE public.t DROP CONSTRAINT t_pkey")
         deleted = {**kept[0], "operation": "delete", "replayed_at": None}
         await conn.execute(f"UPDATE {_SCHEMA}.conflicts SET replayed_at = NULL".encode())
-        with pytest.raises(TargetRefused, match="too large to keep, so its row cannot be found"):
+        with pytest.raises(TargetRefused, match="a value could not be kept, so its row cannot be found"):
             await _replayed(conn, [deleted])
         lines = as_lines(effect)
+        await conn.execute("ALTER TABLE public.t ADD PRIMARY KEY (id, v)")
+        with pytest.raises(TargetRefused, match="a value could not be kept, so its row cannot be found"):
+            await _replayed(conn, [deleted])
     assert "columns without a value here stay as they were" in lines[1]
     assert target_db.rows("SELECT * FROM t") == [("1", "b", "a")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,7 +17,11 @@ from tests.fixtures.roles import TARGET_ROLE, run_script
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.fixtures.daemon import Daemon, RunCommand
+
 __all__ = ["pair"]
+
+_KEPT = "remote_row, is_complete FROM parapply.conflicts"
 
 _TABLES = (
     "CREATE TABLE other (id int PRIMARY KEY); CREATE TABLE t (id int PRIMARY KEY, v text, w int);"
@@ -191,16 +196,45 @@ def latin_pair(pair: Pair) -> Iterator[Pair]:
     drop_database(pair.target)
 
 
-def test_t61_a_character_the_target_cannot_hold(latin_pair: Pair) -> None:
-    """A character that LATIN1 has arrives, also in names; any other is an error, never a question mark (T-61)."""
+def test_t61_a_character_the_target_cannot_hold(latin_pair: Pair, run_command: RunCommand) -> None:
+    """A character that LATIN1 has arrives, also in names; any other is an error, never a question mark (T-61).
+
+    A transaction with one, small or large, can be skipped, and a conflict with one settled: its value is not kept.
+    """
     pair = latin_pair
     # Sessions of tests send UTF8, so the server must be told; the daemon must not need that.
     name = pair.target.dbname
     pair.target.execute(f"ALTER DATABASE {name} SET client_encoding = 'UTF8'")
-    pair.create('CREATE TABLE "tä" (id int PRIMARY KEY, "ü" text)')
+    tables = """CREATE TABLE "tä" (id int PRIMARY KEY, "ü" text); CREATE TABLE u (id int PRIMARY KEY, v text);
+        ALTER TABLE u REPLICA IDENTITY FULL;"""
+    pair.create(f"{tables} INSERT INTO u VALUES (1, '€')", tables)
     pair.target.execute(f"ALTER DATABASE {name} RESET client_encoding")
     pair.write("""INSERT INTO "tä" VALUES (1, 'é')""")
     xid = pair.write_one(f"""INSERT INTO "tä" VALUES (2, '{SECRET} €')""")
-    pair.check_conflict(pair.start(), kind="insert", xid=xid, place="public.tä, key (id)")
+    stopped = pair.start()
+    pair.check_conflict(stopped, kind="insert", xid=xid, place="public.tä, key (id)")
+    pair.write("DELETE FROM u")
+    _skip(pair, stopped, run_command)
+    pair.check_stopped(pair.start(), code=5, says="delete_missing on public.u")
+    assert pair.target.rows(f"SELECT outcome, {_KEPT} WHERE table_name = 'u'") == [("stopped", {"id": "1"}, False)]
+    rows = "SELECT n, repeat('x', 15000) FROM generate_series(3, 400) AS n"
+    pair.write_one(f"""INSERT INTO "tä" {rows}""", """INSERT INTO "tä" VALUES (401, 'é'), (402, '€')""")
+    settings: dict[str, str | float] = {"conflict.delete_missing": "skip", "apply.memory_limit_bytes": 16 << 20}
+    stopped = pair.start(settings=settings)
+    pair.check_stopped(stopped, code=5, says=r"untranslatable_character \(22P05\)")
+    _skip(pair, stopped, run_command)
+    pair.drain(settings=settings)
     with pair.target.connect(client_encoding="UTF8") as connection:
         assert connection.execute('SELECT id, "ü" FROM "tä"').fetchall() == [(1, "é")]
+        kept = connection.execute(f"SELECT {_KEPT} WHERE length(remote_row::text) < 99 ORDER BY conflict_id").fetchall()
+    assert kept == [
+        ({"id": "2"}, False), ({"id": "1"}, False), ({"id": "401", "ü": "é"}, True), ({"id": "402"}, False)
+    ]  # fmt: skip
+    assert pair.target.rows("SELECT DISTINCT outcome, count(*) OVER () FROM parapply.conflicts") == [("skipped", 402)]
+
+
+def _skip(pair: Pair, stopped: Daemon, run_command: RunCommand) -> None:
+    """Ask for the transaction to be skipped that stopped a daemon."""
+    found = re.search(r"parapply skip --lsn (\S+/[0-9A-F]+)`", stopped.failure)
+    assert found
+    run_command(pair.route, "skip", "--lsn", found[1], code=0)

@@ -114,8 +114,12 @@ def _text(value: bytes | None) -> str | None:
     return None if raw is None else raw.decode("utf-8", "replace")
 
 
-def shortened(row: dict[str, str | None] | None) -> tuple[dict[str, str | None] | None, bool]:
-    """Leave out values too large for the history; return whether any was."""
-    if row is None or all(value is None or len(value) <= _VALUE_CHARACTERS for value in row.values()):
-        return row, False
-    return {name: value for name, value in row.items() if value is None or len(value) <= _VALUE_CHARACTERS}, True
+def shortened(row: dict[str, str | None] | None, *, is_ascii: bool) -> tuple[dict[str, str | None] | None, bool]:
+    """Leave out values too large for the history, or with characters outside ASCII; return whether any was."""
+    if row is None:
+        return None, False
+    kept = {
+        name: value for name, value in row.items()
+        if value is None or (len(value) <= _VALUE_CHARACTERS and (value.isascii() or not is_ascii))
+    }  # fmt: skip
+    return kept, len(kept) < len(row)

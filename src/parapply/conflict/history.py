@@ -14,6 +14,7 @@ import msgspec
 from parapply.conflict.changes import shortened
 from parapply.conflict.kinds import provisional_lsn
 from parapply.conflict.statements import statement
+from parapply.errors import StatementFailed, TargetRefused
 from parapply.model import format_lsn
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.state.schema import in_schema, state_rows
@@ -21,8 +22,11 @@ from parapply.target.state.slots import wire_time_sql
 from parapply.vocabulary import ConflictOutcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parapply.conflict.kinds import Conflict
     from parapply.target.session.pipeline import Statement
+    from parapply.target.session.session import WorkerSession
     from parapply.target.session.settings import Connection
 
 _WRITE: Final = (
@@ -40,6 +44,8 @@ _WRITE: Final = (
     " EXCLUDED.outcome, c.attempts + 1)"
 )
 
+#: Untranslatable character.
+_NO_CHARACTER: Final = "22P05"
 #: Changes of the publisher that rows of the target lack.
 LEFT_OUT: Final = "outcome IN ('skipped', 'kept_local') AND replayed_at IS NULL"
 #: Columns that name a change of a slot, which may have several rows: one that stopped it, then one of its skip.
@@ -75,14 +81,38 @@ class ConflictHistory:
         self._slot_id = slot_id
         self._write = in_schema(_WRITE, schema).as_string(None)
 
-    def writing(self, conflict: Conflict) -> Statement:
-        """Return the statement that writes a conflict, for the transaction that settles it."""
-        return statement(self._write, self._values(conflict))
+    async def write_inside(self, session: WorkerSession, conflicts: Sequence[Conflict]) -> None:
+        """Write conflicts in the open transaction that settles them.
 
-    async def write(self, conn: Connection, conflict: Conflict) -> None:
-        """Write a conflict whose transaction was rolled back, durably."""
-        values = [None if value is None else value.decode() for value in self._values(conflict)]
-        await state_rows(conn, self._schema, "writing the history of conflicts", _WRITE, values)
+        Of one with characters that the target's encoding lacks the values outside ASCII are left out.
+
+        Raises:
+            StatementFailed, TargetLost: as `WorkerSession.run`.
+        """
+        try:
+            await session.run([self._writing(one) for one in conflicts], is_piece=True)
+        except StatementFailed as failure:
+            if failure.sqlstate != _NO_CHARACTER:
+                raise
+            await session.undo_piece()
+            if len(conflicts) == 1:
+                await session.run([self._writing(conflicts[0], is_ascii=True)])
+                return
+            for half in (conflicts[: len(conflicts) // 2], conflicts[len(conflicts) // 2 :]):
+                await self.write_inside(session, half)
+
+    async def write(self, conn: Connection, conflict: Conflict, *, is_ascii: bool = False) -> None:
+        """Write a conflict whose transaction was rolled back, durably, with the values as `write_inside`."""
+        values = [None if value is None else value.decode() for value in self._values(conflict, is_ascii=is_ascii)]
+        try:
+            await state_rows(conn, self._schema, "writing the history of conflicts", _WRITE, values)
+        except TargetRefused as error:
+            if is_ascii or getattr(error.__cause__, "sqlstate", None) != _NO_CHARACTER:
+                raise
+            await self.write(conn, conflict, is_ascii=True)
+
+    def _writing(self, conflict: Conflict, *, is_ascii: bool = False) -> Statement:
+        return statement(self._write, self._values(conflict, is_ascii=is_ascii))
 
     def naming_end(self, commit_lsn: int, end_lsn: int) -> list[Statement]:
         """Return the statements that give the conflicts of a large transaction its end LSN, known only now."""
@@ -143,16 +173,16 @@ class ConflictHistory:
         found = await state_rows(conn, self._schema, "counting conflicts", query, [self._slot_id])
         return {(conflict_type, outcome): n for conflict_type, outcome, n in found}
 
-    def _values(self, conflict: Conflict) -> list[bytes | None]:
-        key, key_is_cut = shortened(conflict.key)
-        remote, remote_is_cut = shortened(conflict.remote_row)
+    def _values(self, conflict: Conflict, *, is_ascii: bool) -> list[bytes | None]:
+        key, key_is_cut = shortened(conflict.key, is_ascii=is_ascii)
+        remote, remote_is_cut = shortened(conflict.remote_row, is_ascii=is_ascii)
         newest = max(
             (row for row in conflict.local_rows if row.commit_time_us is not None),
             key=lambda row: row.commit_time_us or 0,
             default=None,
         )
         shown = newest or (conflict.local_rows[0] if conflict.local_rows else None)
-        local = [shortened(row.values)[0] for row in conflict.local_rows]
+        local = [shortened(row.values, is_ascii=False)[0] for row in conflict.local_rows]
         source = conflict.source
         return [
             str(self._slot_id).encode(),

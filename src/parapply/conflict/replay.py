@@ -56,7 +56,7 @@ _MARK: Final = (
     f" (SELECT slot_id, {', '.join(CHANGE)} FROM {{s}}.conflicts WHERE conflict_id = $1::bigint)"
 )
 _VETOED: Final = "code on the target left it out"
-_STAYS: Final = "columns without a value here stay as they were: it was not sent, or too large to keep"
+_STAYS: Final = "columns without a value here stay as they were: it was not sent, or could not be kept"
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,11 +163,11 @@ async def _one(conn: Connection, role: str, conflict: _Row, mapping: MappingConf
 
 
 def _check_whole(conflict: _Row, facts: TableFacts, key: _Row) -> None:
-    """Refuse a row that would be found by fewer columns than it has, because the history left a large value out."""
-    settable = {column.name for column in facts.columns if not column.is_generated}
-    if not (facts.key_columns or conflict["is_complete"] or key.keys() >= settable):
+    """Refuse a row that would be found by fewer columns than it has, because the history left a value out."""
+    needed = facts.key_columns or [column.name for column in facts.columns if not column.is_generated]
+    if not (conflict["is_complete"] or key.keys() >= set(needed)):
         raise TargetRefused(
-            f"conflict {conflict['conflict_id']}: a value was too large to keep, so its row cannot be found",
+            f"conflict {conflict['conflict_id']}: a value could not be kept, so its row cannot be found",
             hint="change the row by hand, and drop the conflict",
         )
 

@@ -79,7 +79,7 @@ class ConflictHandler:
         """
         settled = settler.take_settled()
         if settled:
-            await session.run([self._history.writing(conflict) for conflict in settled])
+            await self._history.write_inside(session, settled)
         return settled
 
     async def name_by_end(
@@ -162,7 +162,7 @@ class ConflictHandler:
         kept: list[Conflict] = []
         for at in range(0, len(changes), _PORTION):
             portion = list(_skipped(source, changes[at : at + _PORTION], first_no + at))
-            await session.run([self._history.writing(conflict) for conflict in portion])
+            await self._history.write_inside(session, portion)
             kept += portion
         return kept
 

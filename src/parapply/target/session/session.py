@@ -361,8 +361,7 @@ class WorkerSession:
             StatementFailed: as `execute`; the caller goes back with `undo_piece`.
             TargetLost: the connection ended, or there is no place to go back to.
         """
-        before = [_RELEASE, _SAVEPOINT] if self._has_savepoint else [_SAVEPOINT]
-        self._has_savepoint = True
+        before = self._marked()
         try:
             if counts_on_server:
                 await self._run_counted(before, commands)
@@ -374,6 +373,12 @@ class WorkerSession:
                 reason = f"target: a savepoint failed ({failure.sqlstate}); all of it is sent again"
                 raise TargetLost(reason) from failure
             raise
+
+    def _marked(self) -> list[Statement]:
+        """Return the statements that mark the place where a piece begins."""
+        before = [_RELEASE, _SAVEPOINT] if self._has_savepoint else [_SAVEPOINT]
+        self._has_savepoint = True
+        return before
 
     async def _run_counted(self, before: Sequence[Statement], commands: Sequence[Command]) -> None:
         for first, end in _up_to_rules(commands):
@@ -477,14 +482,18 @@ class WorkerSession:
         after = [_plain(b"", b"RESET ROLE"), _plain(b"", self._pinning)]
         return (await self._run([_plain(b"", command.encode()), *after], before=0))[0].tag
 
-    async def run(self, statements: Sequence[Statement]) -> None:
+    async def run(self, statements: Sequence[Statement], *, is_piece: bool = False) -> None:
         """Execute statements of the open transaction that belong to none of its changes.
+
+        Args:
+            statements: to execute.
+            is_piece: they are one, and can be undone as such.
 
         Raises:
             StatementFailed, TargetLost: as `execute`; its index is -1.
         """
         try:
-            await self.pipeline.run(statements)
+            await self.pipeline.run([*self._marked(), *statements] if is_piece else statements)
         except StatementFailed as failure:
             failure.statement = -1
             raise
