@@ -148,9 +148,9 @@ Outcome: TypeAlias = CommitPrepared | RollbackPrepared | Prepare | StreamPrepare
 #: Seconds between attempts at the head when another session is in the way, doubled from the first to the last.
 _AGAIN_MIN_S = 0.01
 _AGAIN_MAX_S = 1.0
-#: Seconds between attempts with on_error = "retry", doubled likewise.
+#: Seconds between attempts with on_error = "retry", doubled likewise; an operator waits this long after a repair.
 _ERROR_MIN_S = 0.5
-_ERROR_MAX_S = 30.0
+_ERROR_MAX_S = 5.0
 
 
 class JobTimes:

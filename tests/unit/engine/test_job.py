@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from parapply.applylog_schema import CONFLICTS_LIMIT, ConflictCount, ConflictRecord
 from parapply.engine.job import Attempts, Resume, SetJob
 from parapply.plan.batch import Batch
@@ -11,12 +13,14 @@ from parapply.vocabulary import Mode, Reading
 
 
 def test_pauses_double_up_to_their_limits() -> None:
-    """Short ones where another session is in the way, longer ones for a repair."""
+    """Short ones where another session is in the way, longer ones for a repair, as docs/CONFLICTS.md says."""
     attempts = Attempts(stops_on_error=False)
     pauses = [attempts.again_s() for _ in range(9)]
     assert pauses[:3] == [0.01, 0.02, 0.04]
     assert pauses[-1] == 1.0
-    assert [attempts.error_s() for _ in range(8)][-2:] == [30.0, 30.0]
+    assert [attempts.error_s() for _ in range(6)] == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+    text = (Path(__file__).parents[3] / "docs" / "CONFLICTS.md").read_text(encoding="utf-8")
+    assert "with growing pauses, at most 5 s;" in text
 
 
 def test_times_lie_between_the_points_that_a_job_has_passed() -> None:
