@@ -188,7 +188,7 @@ def _indexes() -> list[ConflictCase]:
             transactions=["INSERT INTO t VALUES (1, 1, NULL); INSERT INTO t VALUES (2, NULL, NULL)"],
             rows=[(2, None, None), (9, 1, None)], found=["insert_exists insert kept_local"],
         ),
-        # Of the columns that only the target has the first gets its default, and the others what nobody knows before.
+        # Of the columns that only the target has the first gets its default, the others what is not known before.
         ConflictCase(
             name="defaults_of_the_target", tables="CREATE TABLE t (id int PRIMARY KEY, a int)",
             target_tables="CREATE TABLE t (id int PRIMARY KEY, a int, region text DEFAULT lower('EU'), n bigserial,"

@@ -139,7 +139,7 @@ class _Column(msgspec.Struct, frozen=True):
     name: str
     type: str
     generated: str | None
-    default: str | None  # None: volatile, so nobody knows it before the row is stored
+    default: str | None  # None: volatile, so not known before the row is stored
     reads: list[str]  # columns that a generated one is computed from
 
 
