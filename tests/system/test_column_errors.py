@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.demo.server import PgServer
+from parapply.source.ddl_queue import install_sql
 from tests.fixtures.databases import Database, drop_database
 from tests.fixtures.pair import SECRET, Pair, named, pair
 from tests.fixtures.roles import TARGET_ROLE, run_script
@@ -231,6 +232,21 @@ def test_t61_a_character_the_target_cannot_hold(latin_pair: Pair, run_command: R
         ({"id": "2"}, False), ({"id": "1"}, False), ({"id": "401", "ü": "é"}, True), ({"id": "402"}, False)
     ]  # fmt: skip
     assert pair.target.rows("SELECT DISTINCT outcome, count(*) OVER () FROM parapply.conflicts") == [("skipped", 402)]
+
+
+def test_t61_a_command_that_the_target_cannot_hold(latin_pair: Pair) -> None:
+    """A command with such a character stops the daemon; named in ddl.skip, it is left out, and noted without it."""
+    pair = latin_pair
+    pair.create("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    pair.source.execute(install_sql(["pub"]))
+    pair.write(
+        "SELECT parapply.replicate_ddl($$ALTER TABLE t ALTER v SET DEFAULT '€ é'$$)", "INSERT INTO t VALUES (1, 'a')"
+    )
+    pair.check_stopped(pair.start(settings={"ddl.apply": "true"}), code=5, says=r"untranslatable_character \(22P05\)")
+    pair.drain(settings={"ddl.apply": "true", "ddl.skip": "1"})
+    assert pair.target.rows("SELECT id FROM t") == [(1,)]
+    noted = [("left_out", "ALTER TABLE t ALTER v SET DEFAULT '? ?'")]
+    assert pair.target.rows("SELECT outcome, command FROM parapply.ddl") == noted
 
 
 def _skip(pair: Pair, stopped: Daemon, run_command: RunCommand) -> None:

@@ -44,8 +44,8 @@ _WRITE: Final = (
     " EXCLUDED.outcome, c.attempts + 1)"
 )
 
-#: Untranslatable character.
-_NO_CHARACTER: Final = "22P05"
+#: A character has no equivalent in the target's encoding.
+NO_CHARACTER: Final = "22P05"
 #: Changes of the publisher that rows of the target lack.
 LEFT_OUT: Final = "outcome IN ('skipped', 'kept_local') AND replayed_at IS NULL"
 #: Columns that name a change of a slot, which may have several rows: one that stopped it, then one of its skip.
@@ -92,7 +92,7 @@ class ConflictHistory:
         try:
             await session.run([self._writing(one) for one in conflicts], is_piece=True)
         except StatementFailed as failure:
-            if failure.sqlstate != _NO_CHARACTER:
+            if failure.sqlstate != NO_CHARACTER:
                 raise
             await session.undo_piece()
             if len(conflicts) == 1:
@@ -107,7 +107,7 @@ class ConflictHistory:
         try:
             await state_rows(conn, self._schema, "writing the history of conflicts", _WRITE, values)
         except TargetRefused as error:
-            if is_ascii or getattr(error.__cause__, "sqlstate", None) != _NO_CHARACTER:
+            if is_ascii or getattr(error.__cause__, "sqlstate", None) != NO_CHARACTER:
                 raise
             await self.write(conn, conflict, is_ascii=True)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from parapply.conflict.history import NO_CHARACTER
 from parapply.driver import NAMING, condition
 from parapply.engine.job import Attempts
 from parapply.errors import ApplyFailed, StatementFailed, TargetLost
@@ -184,7 +185,10 @@ class PiecesWithCommands(Pieces):
 async def note(
     session: WorkerSession, rules: CommandRules, command: QueuedCommand, commit_lsn: int, reason: str
 ) -> None:
-    """Note inside the open transaction that a command has run, or will later; with a reason, that it is left out."""
+    """Note inside the open transaction that a command has run, or will later; with a reason, that it is left out.
+
+    Its text is for people only then: characters that the target's encoding lacks, which may be the reason, become "?".
+    """
     outcome = CommandOutcome.PENDING if command.is_later else CommandOutcome.APPLIED
     texts = (
         str(rules.slot_id),
@@ -199,7 +203,13 @@ async def note(
         command.schema,
     )
     try:
-        await session.run([Statement(rules.note, [text.encode() for text in texts])])
+        try:
+            await session.run([Statement(rules.note, [text.encode() for text in texts])], is_piece=True)
+        except StatementFailed as failure:
+            if not reason or failure.sqlstate != NO_CHARACTER:
+                raise
+            await session.undo_piece()
+            await session.run([Statement(rules.note, [text.encode("ascii", "replace") for text in texts])])
     except StatementFailed as failure:
         raise TargetLost(f"target: a command could not be noted: {failure.sqlstate}") from failure
 
