@@ -301,6 +301,26 @@ def test_drop_asks_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pair.state("SELECT count(*) FROM {s}.slots") == [(1,)]
 
 
+def test_drop_removes_a_state_of_another_cluster_only_if_asked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pg_upgrade of the publisher leaves one: nothing else removes it. The slot of that name is left alone."""
+    init(pair.config)
+    ((source,),) = pair.state("UPDATE {s}.slots SET system_identifier = '17' RETURNING system_identifier")
+    with pytest.raises(SourceRefused, match="system identifier 17") as refused:
+        lifecycle.drop(pair.config, assume_yes=True)
+    assert "`parapply drop`, without --yes, removes the state" in refused.value.hint
+    asked: list[str] = []
+
+    def agree(text: str) -> bool:
+        asked.append(text)
+        return True
+
+    monkeypatch.setattr("click.confirm", agree)
+    lifecycle.drop(pair.config, assume_yes=False)
+    assert [f"is of the cluster {source}, and" in text for text in asked] == [True]
+    assert not pair.target.rows("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'my%'")
+    assert pair.source.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")
+
+
 def test_drop_leaves_notes_of_another_migration(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     """A migration whose slot is yet to be made keeps its notes; its own drop takes them, and an item alone also."""
     init(pair.config)
