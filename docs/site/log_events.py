@@ -31,7 +31,7 @@ EVENTS: Final = {
     "standby_changed": "info: commits on the publisher wait for this daemon from now on, or wait no more",
     "history_unproved": "warning: the slot is behind what is applied, and nothing says that the publisher still has it",
     "timeline_followed": "info: the publisher was promoted, or follows another primary, under a stream that continues",
-    "failover_unprotected": "warning: source.failover is wanted, and what may keep the slot from surviving one; once",
+    "failover_unprotected": "warning: what may keep the slot from surviving a failover, or holds it up; once",
     "fleet_started": "info: version, pid, number of databases that this process follows",
     "fleet_reloaded": "info: by SIGHUP: slots that begin, and slots that end",
     "fleet_stopped": "info: every slot has ended; the worst exit code of those that were in an error",

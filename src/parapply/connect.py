@@ -13,10 +13,12 @@ import click
 import msgspec
 from psycopg import sql
 
+from parapply.amounts import few
 from parapply.config import SAME_ROLE
 from parapply.conflict.policies import Rules
 from parapply.errors import ParapplyError, SourceRefused, TargetRefused
 from parapply.logs import redact_text
+from parapply.printable import printable
 from parapply.source import failover, history, options, refusals, slot, waits
 from parapply.target.session import lease, origins, prepared, settings
 from parapply.target.state import cutovers
@@ -308,8 +310,8 @@ async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> s
 
     Raises:
         SourceRefused: the slot cannot be read, or a publication is missing.
-        TargetRefused, TargetLost: the target is a physical copy of the publisher, or the state could not be written; or
-            a table that values or rows are kept from is not published.
+        TargetRefused, TargetLost: the target is a physical copy of the publisher, or a subscription has yet to copy
+            rows; or a table that values or rows are kept from is not published, or the state could not be written.
     """
     name, schema = config.source.slot, config.target.state_schema
     facts = await slot.inspect(ends.source, name)
@@ -321,6 +323,8 @@ async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> s
             " committed before the copy's end",
             hint="`parapply seed` joins the copy where it ends",
         )
+    if not is_new:
+        await _check_copied(ends.target, name)
     if facts.slot is not None and facts.slot.is_two_phase and not is_new:
         await prepared.check_no_orphans(ends.target)
         await refusals.check_undecided(ends.source, facts)
@@ -333,6 +337,26 @@ async def adopt(config: Config, ends: Connections, *, is_new: bool = False) -> s
     if found is None:
         raise TargetRefused(f"the state of slot {name!r} vanished while it was made", hint="run one init at a time")
     return found
+
+
+async def _check_copied(target: settings.Connection, slot_name: str) -> None:
+    """Refuse the slot of a subscription that is still copying tables: their rows of before do not come through it."""
+    query = sql.SQL(
+        "SELECT s.subname::text, r.srrelid::regclass::text FROM pg_catalog.pg_subscription AS s"
+        " JOIN pg_catalog.pg_subscription_rel AS r ON r.srsubid = s.oid AND r.srsubstate <> 'r'"
+        " WHERE s.subslotname = $1"
+        " AND s.subdbid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
+        " ORDER BY 1, 2"
+    )
+    with settings.target_errors("looking for a subscription"):
+        found = await settings.rows(target, query, [slot_name])
+    if found:
+        names = printable(few([str(table) for _, table in found]))
+        raise TargetRefused(
+            f"target: subscription {found[0][0]!r}, whose slot {slot_name!r} is, has tables left to copy: {names}",
+            hint="enable it until pg_subscription_rel shows srsubstate 'r' of each; or drop it without its slot, and"
+            " `parapply init --copy --truncate`",
+        )
 
 
 async def _check_names(config: Config, source: slot.Connection) -> None:

@@ -116,11 +116,23 @@ def test_init_makes_slot_and_state_once(pair: Pair, capsys: pytest.CaptureFixtur
 
 
 def test_init_adopts_a_slot(pair: Pair) -> None:
-    """A slot that exists while the target knows nothing of it is adopted at its own position."""
+    """A slot that exists while the target knows nothing of it is adopted at its own position.
+
+    Not while it is a subscription's that has yet to copy a table, whose rows of before would be missing for ever.
+    """
     pair.source.execute(
         sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')").format(sql.Literal(pair.slot))
     )
     pair.source.execute("INSERT INTO t VALUES (1)")
+    pair.target.execute(
+        sql.SQL(
+            "CREATE SUBSCRIPTION {0} CONNECTION {1} PUBLICATION p WITH (create_slot = false, enabled = false)"
+        ).format(sql.Identifier(pair.slot), sql.Literal(pair.source.dsn))
+    )
+    with pytest.raises(TargetRefused, match=r"has tables left to copy: public\.t"):
+        init(pair.config)
+    pair.target.execute(sql.SQL("ALTER SUBSCRIPTION {} SET (slot_name = NONE)").format(sql.Identifier(pair.slot)))
+    pair.target.execute(sql.SQL("DROP SUBSCRIPTION {}").format(sql.Identifier(pair.slot)))
     init(pair.config)
     (confirmed,) = pair.source.rows(
         "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE database = current_database()"
@@ -287,6 +299,26 @@ def test_drop_asks_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ParapplyError, match="nothing was dropped"):
         lifecycle.drop(pair.config, assume_yes=False)
     assert pair.state("SELECT count(*) FROM {s}.slots") == [(1,)]
+
+
+def test_drop_removes_a_state_of_another_cluster_only_if_asked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pg_upgrade of the publisher leaves one: nothing else removes it. The slot of that name is left alone."""
+    init(pair.config)
+    ((source,),) = pair.state("UPDATE {s}.slots SET system_identifier = '17' RETURNING system_identifier")
+    with pytest.raises(SourceRefused, match="system identifier 17") as refused:
+        lifecycle.drop(pair.config, assume_yes=True)
+    assert "`parapply drop`, without --yes, removes the state" in refused.value.hint
+    asked: list[str] = []
+
+    def agree(text: str) -> bool:
+        asked.append(text)
+        return True
+
+    monkeypatch.setattr("click.confirm", agree)
+    lifecycle.drop(pair.config, assume_yes=False)
+    assert [f"is of the cluster {source}, and" in text for text in asked] == [True]
+    assert not pair.target.rows("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'my%'")
+    assert pair.source.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")
 
 
 def test_drop_leaves_notes_of_another_migration(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:

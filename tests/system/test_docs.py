@@ -112,9 +112,11 @@ def test_the_commands_of_a_tutorial_work(tutorial: Tutorial, name: str) -> None:
     """
     for block in _with_the_way_back() if name == _UPGRADE else _blocks_of(name):
         tutorial.run(block)
-    orders = "SELECT * FROM orders ORDER BY id"
-    assert len(found := tutorial.target.rows(orders)) >= TUTORIAL_ORDERS
-    assert tutorial.source.rows(orders) == found
+    assert tutorial.target.rows(f"SELECT count(*) >= {TUTORIAL_ORDERS} FROM orders") == [(True,)]
+    triggers = "SELECT tgenabled::text FROM pg_trigger WHERE NOT tgisinternal"
+    assert tutorial.target.rows(triggers) == [("O",)]
+    for query in ("SELECT * FROM orders ORDER BY id", "SELECT * FROM audit ORDER BY id"):
+        assert tutorial.source.rows(query) == tutorial.target.rows(query)
 
 
 def test_every_preparation_is_used() -> None:

@@ -61,14 +61,19 @@ def check_went_on(daemon: Daemon) -> None:
 
 
 def test_t27_columns_come_and_go_under_load(pair: Pair) -> None:
-    """Added on the target and then on the source, dropped the other way round: every row has its columns (T-27)."""
-    pair.create(_TABLE)
+    """Added on the target and then on the source, dropped the other way round: every row has its columns (T-27).
+
+    A column that must have a value may lack it on the target before the source drops it.
+    """
+    pair.create(_TABLE.replace("n int", "n int NOT NULL DEFAULT 0"))
+    pair.target.execute("ALTER TABLE t ALTER n DROP DEFAULT")
     daemon = pair.start(workers=8, settings={"apply.max_batch_transactions": 5})
     with inserting(pair.source):
         pair.target.execute("ALTER TABLE t ADD extra text DEFAULT 'd'")
         pair.source.execute("ALTER TABLE t ADD extra text DEFAULT 'd'")
         pair.write("UPDATE t SET extra = 'x' WHERE id < 10", "INSERT INTO t VALUES (-1, 'v', 1, 'all')")
         daemon.wait_caught_up()
+        pair.target.execute("ALTER TABLE t ALTER n DROP NOT NULL")
         pair.source.execute("ALTER TABLE t DROP n")
         pair.write("INSERT INTO t VALUES (-2, 'v', 'without n')")
         daemon.wait_caught_up()

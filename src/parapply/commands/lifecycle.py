@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from parapply.amounts import few
 from parapply.connect import check_back, open_both
@@ -74,6 +75,7 @@ async def new_slot(source: slot.Connection, name: str) -> AsyncIterator[None]:
 def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command line passes it by position
     """Remove the slot and its state, and the state schema when no slot is left in it; ask first.
 
+    The state of a slot of another cluster is removed only if that is confirmed, and no slot then.
     Raise SlotBusy if a process reads the slot, LeaseHeld if a daemon, a copy or a migration runs.
     """
     asyncio.run(drop_one(config, assume_yes=assume_yes))
@@ -104,12 +106,14 @@ def _applied(found: state.SlotState | None) -> str:
     return f" (applied up to {format_lsn(found.low_lsn)})" if found else ""
 
 
-async def _look(config: Config, ends: Connections) -> tuple[slot.SourceFacts, state.SlotState | None]:
+async def _look(
+    config: Config, ends: Connections, *, any_cluster: bool = False
+) -> tuple[slot.SourceFacts, state.SlotState | None]:
     schema, name = config.target.state_schema, config.source.slot
     facts = await slot.inspect(ends.source, name)
     if not await state.has_schema(ends.target, schema):
         return facts, None
-    return facts, await state.load(ends.target, schema, name, facts.system_identifier)
+    return facts, await state.load(ends.target, schema, name, None if any_cluster else facts.system_identifier)
 
 
 async def drop_one(config: Config, *, assume_yes: bool = True) -> bool:
@@ -120,7 +124,15 @@ async def drop_one(config: Config, *, assume_yes: bool = True) -> bool:
         migration = migrations.Migration(schema=schema, slot_name=name, system_identifier=publisher)
         # Until the end: another `drop` would let a slot and a state be made that were not asked about.
         await migrations.lock(ends.target, migration, _MIGRATION_ENDS_S)
-        facts, found = await _look(config, ends)
+        facts, found = await _look(config, ends, any_cluster=not assume_yes)
+        question = f"Drop slot {name!r}{_applied(found)} on the source and its state on the target?"
+        if found and found.system_identifier != facts.system_identifier:
+            # After pg_upgrade of the publisher no address leads to the state's cluster. A slot there may be another's.
+            facts = msgspec.structs.replace(facts, slot=None)
+            question = (
+                f"The state of slot {name!r}{_applied(found)} is of the cluster {found.system_identifier}, and"
+                f" source.dsn leads to {facts.system_identifier}. Drop that state, and leave the slot?"
+            )
         if facts.slot is None and found is None:
             if await _forget_migration(ends.target, migration):
                 return True
@@ -128,9 +140,7 @@ async def drop_one(config: Config, *, assume_yes: bool = True) -> bool:
             return False
         refusals.check_own_and_idle(facts)
         await check_back(config, ends.source, facts)
-        if not assume_yes and not click.confirm(
-            f"Drop slot {name!r}{_applied(found)} on the source and its state on the target?"
-        ):
+        if not assume_yes and not click.confirm(question):
             raise ParapplyError("nothing was dropped", hint="answer y, or give --yes")
         if found:
             # A daemon or a copy that still runs, or a session of one that was killed, would go on without a record.

@@ -27,7 +27,10 @@ _TWO_PHASE_SINCE: Final = 180000
 
 
 def unprotected(facts: SourceFacts) -> str:
-    """Return the causes that may keep a slot from surviving a failover, for people; empty if none can be seen here."""
+    """Return the causes that may keep a slot from surviving a failover, or that hold up its stream, for people.
+
+    Empty if none can be seen here.
+    """
     if facts.is_in_recovery:
         return "a slot on a standby cannot be a failover slot"
     if facts.server_version_num < _SINCE:
@@ -36,6 +39,11 @@ def unprotected(facts: SourceFacts) -> str:
         return (
             "synchronized_standby_slots is empty on the publisher: the target may get ahead of a standby, which is then"
             " refused after a failover"
+        )
+    if facts.standby_slots_unread:
+        return (
+            f"synchronized_standby_slots names {', '.join(facts.standby_slots_unread)}, which no standby reads: the"
+            " stream waits for it, for ever if that standby is gone; correct the setting on the publisher"
         )
     return ""
 

@@ -87,6 +87,7 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     slot: SlotFacts | None
     effective_wal_level: str = ""  # as WAL is written; 19 and later, which raise it for the first logical slot
     synchronized_standby_slots: str = ""  # whose standbys a failover slot waits for; 17 and later
+    standby_slots_unread: tuple[str, ...] = ()  # of these, slots that are not there or that no standby reads
     hot_standby_feedback: bool = True
     started_us: int = 0  # the server's start, microseconds since 1970-01-01 UTC
     state_schemas: frozenset[str] = frozenset()  # of parapplies that apply, or applied, to the publisher
@@ -231,7 +232,7 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
     # The timeline of the WAL being written: pg_control_checkpoint() has the old one until the first checkpoint
     # after a promotion, and a standby has no other function for it. The slot as jsonb: its columns differ from version
     # to version.
-    query: LiteralString = f"""
+    query: LiteralString = rf"""
         SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system()),
                CASE WHEN r THEN GREATEST((SELECT timeline_id FROM pg_catalog.pg_control_checkpoint()),
                                          (SELECT min_recovery_end_timeline FROM pg_catalog.pg_control_recovery()))
@@ -246,6 +247,10 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
                CASE WHEN r THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END,
                (SELECT pg_catalog.to_jsonb(s) FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = $1),
                COALESCE(pg_catalog.current_setting('synchronized_standby_slots', true), ''),
+               ARRAY(SELECT name FROM pg_catalog.regexp_split_to_table(NULLIF(
+                     pg_catalog.current_setting('synchronized_standby_slots', true), ''), '[\s",]+') AS name
+                     WHERE name <> '' AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots
+                                                      WHERE slot_name = pg_catalog.lower(name) AND active)),
                pg_catalog.current_setting('hot_standby_feedback')::bool,
                (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint,
                ARRAY(SELECT schema_name::text FROM {STATE_SCHEMAS_SQL} AS own)
@@ -253,7 +258,7 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
     with source_errors("inspecting the publisher"):
         found = await read_rows(conn, query, [slot_name])
     ((identifier, timeline, database, wal_level, level_now, is_standby, timeout_s, decoding_bytes, *rest),) = found
-    flush, slot, synced, feedback, started_us, own = rest
+    flush, slot, synced, unread, feedback, started_us, own = rest
     return SourceFacts(
         # The control file's number is unsigned, SQL's bigint is not.
         system_identifier=str(identifier & 0xFFFF_FFFF_FFFF_FFFF),
@@ -268,6 +273,7 @@ async def inspect(conn: Connection, slot_name: str) -> SourceFacts:
         flush_lsn=parse_lsn(flush) if flush else 0,
         slot=_slot_facts(slot) if slot else None,
         synchronized_standby_slots=synced,
+        standby_slots_unread=tuple(unread),
         hot_standby_feedback=feedback,
         started_us=started_us,
         state_schemas=frozenset(own),

@@ -180,11 +180,12 @@ def record_sql(schema: str, *, stamps: bool = False) -> str:
     return sql.SQL(text).format(s=sql.Identifier(schema)).as_string(None)
 
 
-async def load(conn: Connection, schema: str, slot_name: str, system_identifier: str) -> SlotState | None:
+async def load(conn: Connection, schema: str, slot_name: str, system_identifier: str | None) -> SlotState | None:
     """Read what is committed here for a slot; None if the target knows nothing of it.
 
     Raises:
-        SourceRefused: the state belongs to a slot of the same name in another cluster (F13).
+        SourceRefused: the state belongs to a slot of the same name in another cluster than the one that is given (F13),
+            or states of several clusters exist.
         TargetRefused: the state schema is not there, or may not be read.
     """
     # One statement, hence one snapshot: between two, an applied row could be pruned into a watermark not yet seen.
@@ -199,12 +200,13 @@ async def load(conn: Connection, schema: str, slot_name: str, system_identifier:
         " LEFT JOIN {s}.applied AS batch USING (slot_id) WHERE slot_name = $1 ORDER BY batch.end_lsn"
     )
     found = await state_rows(conn, schema, "reading the state", query, [slot_name])
-    others = sorted({row[1] for row in found if row[1] != system_identifier})
+    others = sorted({row[1] for row in found if row[1] != (system_identifier or found[0][1])})
     if others:
         raise SourceRefused(
             f"slot {slot_name!r} was applied here from the cluster with system identifier {', '.join(others)}; "
-            f"source.dsn leads to the cluster {system_identifier}",
-            hint="correct source.dsn; to follow both clusters give the slots different names or state schemas",
+            f"source.dsn leads to the cluster {system_identifier or found[0][1]}",
+            hint="correct source.dsn; to follow both clusters give the slots different names or state schemas;"
+            " after a pg_upgrade of the publisher `parapply drop`, without --yes, removes the state",
         )
     return _slot_state(slot_name, found) if found else None
 
