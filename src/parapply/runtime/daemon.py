@@ -27,6 +27,7 @@ from parapply.errors import (
     SourceRefused,
     SpillFailed,
     StateClosed,
+    StateGone,
     StreamLeft,
     TargetLost,
     TargetRefused,
@@ -34,7 +35,7 @@ from parapply.errors import (
 )
 from parapply.login import PasswordUnknown
 from parapply.metrics.figures import Figures
-from parapply.model import format_lsn, format_time
+from parapply.model import Until, format_lsn, format_time
 from parapply.runtime.observe.applylog_writer import ApplyLogWriter
 from parapply.runtime.observe.gauges import Gauges
 from parapply.runtime.observe.health import Health
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from parapply.config import Config
     from parapply.engine.shares import Share
     from parapply.login import Login
-    from parapply.model import Until
     from parapply.runtime.first_sessions import FirstSessions
     from parapply.runtime.observe.http import Endpoint
     from parapply.spill import SpillRoom
@@ -455,6 +455,9 @@ class Leader:
                 # No server was asked; the text may quote the command, with whatever words.
                 is_refusal = False
             return self._has_served or not is_refusal or any(words in text for words in _LATER)
+        if isinstance(error, StateGone) and self._until == Until():
+            # A supervisor would start a process that does not know that there was one.
+            return True
         is_refused = isinstance(error, ConfigError | TargetRefused | SourceRefused)
         if self._is_untried and is_refused and not isinstance(error, SlotLost | StateClosed):
             # A reload never ends the service, unless only a command helps with slot or state.
