@@ -318,10 +318,12 @@ class Leader:
 
     async def _given_up(self, reached: WalLimitReached) -> ParapplyError:
         """Drop the slot if it still keeps too much WAL, and return the error to act on; all sessions are closed."""
+
+        def is_asked() -> bool:
+            return not (self._signals.is_stop or self._reloader.differs_from(self._config))
+
         try:
-            lost = await retention.give_up(
-                self._config, log_wait, lambda: not self._reloader.differs_from(self._config)
-            )
+            lost = await self._unless_ended(retention.give_up(self._config, log_wait, is_asked))
         except ParapplyError as error:
             return error
         if lost is None:
