@@ -258,7 +258,13 @@ class Leader:
         stack.callback(self._notifier.stopping, "stopping")
         if endpoint is not None and config.metrics.listen is not None:
             await endpoint.open(config.metrics.listen)
-        return await self._epochs(applylog_writer)
+        epochs = asyncio.create_task(self._epochs(applylog_writer), name="epochs")
+        stack.push_async_callback(end_tasks, [epochs])
+        await asyncio.wait([epochs, *looking], return_when=asyncio.FIRST_COMPLETED)
+        for task in looking:
+            if task.done():
+                task.result()  # raises a mistake of ours
+        return await epochs
 
     @property
     def low_lsn(self) -> int:
@@ -292,6 +298,8 @@ class Leader:
             try:
                 reason = await self._epoch(applylog_writer)
                 if self._signals.is_stop:
+                    # The epoch may have said before that another one follows.
+                    self._is_epoch_shown = self._is_epoch_shown and reason == self._signals.why
                     return self._signals.why
                 if not self._signals.end.is_set():
                     return reason
