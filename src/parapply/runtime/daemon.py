@@ -75,9 +75,8 @@ _LOOK_S = 1.0
 _UNHEARD_LOOK_S = 5.0
 #: An epoch that lasted this many seconds was a success, so the next attempt comes at once.
 _GOOD_EPOCH_S = 10.0
-#: Messages of a server that will serve in a moment; any other FATAL at the very first attempt is a wrong setting.
+#: Messages of a server that will serve in a moment.
 _STARTING = ("starting up", "shutting down", "in recovery", "not yet accepting")
-_LATER = (*_STARTING, "too many", "remaining connection slots")
 #: Seconds at most before a server that answers so is asked again, because it is running, and ready in a moment.
 _STARTING_DELAY_S = 1.0
 #: Modules of an epoch, in steps of a millisecond or two: each with those that it imports and the ones before did not.
@@ -457,14 +456,11 @@ class Leader:
 
     def _may_retry(self, error: ParapplyError) -> bool:
         if error.retry is Retry.RECONNECT:
-            # If a server answers and refuses, or TLS does not trust it, before anything ever worked, a setting is
-            # wrong: say so at once.
-            text = str(error)
-            is_refusal = isinstance(error, SourceLost | TargetLost) and ("FATAL:" in text or bool(refusal_hint(text)))
-            if isinstance(error.__cause__, PasswordUnknown):
-                # No server was asked; the text may quote the command, with whatever words.
-                is_refusal = False
-            return self._has_served or not is_refusal or any(words in text for words in _LATER)
+            # If a server refuses for a known reason, or TLS does not trust it, before anything ever worked, a setting
+            # is wrong: say so at once. Any other may pass, since servers speak many languages. Where no server was
+            # asked, the text may quote the command for the password, with whatever words.
+            is_refusal = bool(refusal_hint(str(error))) and not isinstance(error.__cause__, PasswordUnknown)
+            return self._has_served or not is_refusal
         if isinstance(error, StateGone) and self._until == Until():
             # A supervisor would start a process that does not know that there was one.
             return True
