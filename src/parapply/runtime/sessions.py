@@ -345,9 +345,9 @@ class Connector:
         name = self._config.source.slot
         if await slot.has_sent(source, name):
             raise StateClosed(
-                f"the target does not know slot {name!r}, which was read before: it is another one, or an older one",
-                hint=f"{_STATE_HINT}; `parapply init` takes the slot over if all that its reader confirmed is there;"
-                " else `parapply drop`, then `parapply init --copy`",
+                f"the target does not know slot {name!r}, which was read before: it is another target, or older",
+                hint=f"{_STATE_HINT}; `parapply init` takes the slot over if the target has all that its reader"
+                " confirmed; else `parapply drop`, then `parapply init --copy`",
             )
         return await connect.adopt(self._config, connect.Connections(source, control))
 
