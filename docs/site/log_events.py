@@ -12,7 +12,7 @@ EVENTS: Final = {
     "worker_freed": "info: a batch gave its worker back: it waited for another one, and others could start",
     "table_trust": "info: batches of a table fail often and go alone, or in_order (row by row), or it is trusted again",
     "table_unusable": "warning: a table was changed so that it cannot be applied; its next change will stop the daemon",
-    "slot_adopted": "warning: the slot existed while the target had no state of it",
+    "slot_adopted": "warning: the slot existed, unread, while the target had no state of it",
     "retained_wal_exceeded": "warning: the slot keeps more WAL than source.retained_wal_limit_bytes; how much, and what"
     " is done about it",
     "retained_wal_fallen": "info: it keeps no more than that again",

@@ -42,6 +42,7 @@ _REFUSALS: Final = (
     ("permission denied to start WAL sender", "the source's role needs REPLICATION: ALTER ROLE ... REPLICATION"),
     ("must be superuser or replication role", "the source's role needs REPLICATION: ALTER ROLE ... REPLICATION"),
     ("no pg_hba.conf entry", "add a line for role, database, address and encryption to the server's pg_hba.conf"),
+    ("pg_hba.conf rejects", "add a line for role, database, address and encryption to the server's pg_hba.conf"),
     ("password authentication failed", "correct the password in the DSN, its file or ~/.pgpass, or password_command"),
     (
         "no password supplied",
@@ -55,12 +56,20 @@ _REFUSALS: Final = (
         "certificate authentication failed",
         "the certificate's common name must be the role's, or mapped in pg_ident.conf",
     ),
+    ("authentication failed for user", "the server's log says why"),
+    ("unsupported startup parameter", "connect to the server itself, not to a pooler"),
+    ("configuration parameter", "correct options in the DSN"),
+)
+_MISSING: Final = (
+    (re.compile(r'database ".*" does not exist'), "correct dbname in the DSN, or make the database"),
+    (re.compile(r'role ".*" does not exist'), "correct user in the DSN, or make the role"),
 )
 
 
 def refusal_hint(text: str) -> str:
     """Return the remedy if a server refuses a connection with such a text; empty if it is not known."""
-    return next((hint for words, hint in _REFUSALS if words in text), "")
+    missing = next((hint for words, hint in _MISSING if words.search(text)), "")
+    return missing or next((hint for words, hint in _REFUSALS if words in text), "")
 
 
 #: Words of libpq where no server was reached, or none that has room, and a remedy for the operator. The daemon goes on
@@ -72,7 +81,6 @@ _UNREACHED: Final = (
     ("too many clients already", "end sessions there, or raise max_connections"),
     ("remaining connection slots are reserved", "end sessions there, or raise max_connections"),
 )
-_NO_DATABASE: Final = re.compile(r'database ".*" does not exist')
 
 
 def lost_hint(error: psycopg.Error, text: str) -> str:
@@ -81,8 +89,6 @@ def lost_hint(error: psycopg.Error, text: str) -> str:
         return (
             "run the command by hand, as parapply's user: it must print the password in its first line, and end with 0"
         )
-    if _NO_DATABASE.search(text):
-        return "correct dbname in the DSN, or make the database"
     return refusal_hint(text) or next((hint for words, hint in _UNREACHED if words in text), "")
 
 

@@ -14,7 +14,8 @@
 | WalLimitReached  | 3    | reconnect | none: the slot is dropped, if it still keeps as much |
 | SpillFailed      | 3    | reconnect | the operator makes room in the spill directory       |
 | TargetRefused    | 4    | never     | a privilege, a table or a column is missing          |
-| StateClosed      | 4    | never     | gone, cut over or of another version: see the hint   |
+| StateClosed      | 4    | never     | missing, cut over or of another version: see hint    |
+| StateGone        | 4    | never     | the operator brings it back: the daemon waits for it |
 | LeaseHeld        | 4    | never     | another daemon holds the lease: stop it or take over |
 | TargetLost       | 4    | reconnect | none: state is read again, the stream replayed       |
 | LocksExhausted   | 4    | reconnect | none: later batches have fewer tables                |
@@ -157,7 +158,11 @@ class TargetRefused(ParapplyError):
 
 
 class StateClosed(TargetRefused):
-    """No daemon goes on with this state, whatever its configuration: gone, cut over or of another version."""
+    """No daemon goes on with this state, whatever its configuration: missing, cut over or of another version."""
+
+
+class StateGone(StateClosed):
+    """The target has lost the state that this very process has served from."""
 
 
 class LeaseHeld(ParapplyError):

@@ -11,7 +11,8 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -36,7 +37,7 @@ from parapply.target.session import lease, settings
 from parapply.target.state import copies, migrations
 from parapply.target.state import slots as state
 from parapply.top.layout import state_text
-from parapply.vocabulary import CopyState, MigrationStep
+from parapply.vocabulary import CopyState, DaemonState, MigrationStep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -262,7 +263,7 @@ def test_a_daemon_that_another_one_was_before_is_told_from_one_that_failed(pair:
             for line in (f"parapply: {word}", f'{{"error":"{word}","event":"daemon_failed","level":"error"}}'):
                 log.write_text(f"{line}\n")
                 daemon = refused()
-                assert (await daemon.has_ended(two, slot_id), daemon.pid) == (False, None)
+                assert (await daemon.has_ended(pair.config, two, slot_id), daemon.pid) == (False, None)
                 await refused().end(pair.config, two, slot_id)
             # The word of an earlier daemon is none of this one's.
             log.write_text(f"parapply: {word}\n")
@@ -270,7 +271,7 @@ def test_a_daemon_that_another_one_was_before_is_told_from_one_that_failed(pair:
             with log.open("a") as file:
                 file.write("parapply: a column is missing\n")
             with pytest.raises(ParapplyError, match="has ended with 4: a column is missing"):
-                await refused().has_ended(two, slot_id)
+                await refused().has_ended(pair.config, two, slot_id)
             await follow.Daemon(waiting, log).end(pair.config, two, slot_id)
             await asyncio.gather(
                 follow.Daemon(leading, log).end(pair.config, two, slot_id),
@@ -284,6 +285,43 @@ def test_a_daemon_that_another_one_was_before_is_told_from_one_that_failed(pair:
     ):
         pair.target.execute(sql.SQL("UPDATE {} SET pid = {}").format(slots, leading.pid))
         asyncio.run(run())
+
+
+def test_a_daemon_of_others_may_come_back(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two epochs it holds no lease: neither has it ended, nor is another one started in its place."""
+    init(pair.config)
+    slots = sql.Identifier(SCHEMA, "slots")
+    ((slot_id,),) = pair.target.rows(sql.SQL("SELECT slot_id FROM {}").format(slots))
+
+    def show(shown: str) -> None:
+        pair.target.execute(sql.SQL("UPDATE {} SET state = {}").format(slots, shown))
+
+    async def run() -> None:
+        monkeypatch.setattr(follow, "_MISSING_S", 600.0)
+        config, daemon = pair.config, follow.Daemon(None, None)
+        async with (
+            await connect.open_target(config, "one") as one,
+            await connect.open_target(config, "two") as two,
+        ):
+            ended = {}
+            for shown in DaemonState:
+                show(shown)
+                ended[shown] = await daemon.has_ended(config, one, slot_id)
+            assert [shown for shown in ended if ended[shown]] == [DaemonState.STOPPED, DaemonState.LOST]
+            show(DaemonState.RECONNECTING)
+            options: Any = None  # by which a daemon is started
+            finding = asyncio.create_task(follow.daemon_of(options, config, one, slot_id))
+            await lease.take_lease(two, slot_id, 0)
+            assert (await finding).pid is None
+            await lease.release_lease(two, slot_id, lease.LOCK_CLASS)
+            counter: Any = SimpleNamespace(set=lambda *_: show(DaemonState.STOPPED))
+            assert await follow.until_it_ends(config, one, slot_id, daemon, counter) == DaemonState.STOPPED
+            show(DaemonState.RUNNING)
+            assert not await daemon.has_ended(config, one, slot_id)
+            monkeypatch.setattr(follow, "_MISSING_S", -config.source.reconnect_max_s)
+            assert await daemon.has_ended(config, one, slot_id)
+
+    asyncio.run(run())
 
 
 def test_drop_asks_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A daemon that loses its stream again and again, in this process, where its objects can be counted."""
+"""A daemon that loses its stream or is reloaded, in this process, where its objects can be counted and changed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from parapply.config import Config, load_config
 from parapply.init import init
 from parapply.model import Until
 from parapply.runtime.daemon import Host, Leader
+from parapply.runtime.epoch import Epoch
+from parapply.runtime.observe.health import Health
 from parapply.runtime.observe.systemd import Notifier
 from parapply.runtime.reload import Reloader
 from parapply.runtime.signals import Signals
@@ -78,3 +80,30 @@ async def test_nothing_of_an_ended_epoch_stays_in_memory(
     host.signals.stop()
     assert await running == 0
     assert {name: counts[name] for name in _OF_AN_EPOCH} == _OF_AN_EPOCH
+
+
+async def test_a_daemon_that_is_to_end_as_its_epoch_does_is_shown_as_stopped(
+    config: Config, target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reload has ended the epoch, which has said that another one follows; then comes SIGTERM."""
+    host = Host(Signals(), Notifier())
+
+    async def stop(*_: object) -> None:
+        host.signals.stop()
+
+    monkeypatch.setattr(Epoch, "_confirm", stop)
+    running = asyncio.create_task(Leader(Reloader(config, lambda: config), Until(), host, takeover=False).run())
+    await asyncio.to_thread(target_db.wait_until, "SELECT state = 'running' FROM parapply.slots")
+    host.signals.end.set()
+    assert await running == 0
+    assert target_db.rows("SELECT state, reason FROM parapply.slots") == [("stopped", "stopped by a signal")]
+
+
+async def test_a_daemon_ends_with_a_mistake_of_the_task_that_looks_after_it(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise nothing says why systemd hears no more of it, or why a leader that is stuck is called live."""
+    monkeypatch.setattr(Health, "look", lambda *_: 1 // 0)
+    leader = Leader(Reloader(config, lambda: config), Until(), Host(Signals(), Notifier()), takeover=False)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(leader.run(), 60)

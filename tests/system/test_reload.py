@@ -8,11 +8,13 @@ import secrets
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.fixtures.daemon import _environment
+from tests.fixtures.endpoint import LISTEN, Endpoint
 from tests.fixtures.plain import FAST, TABLES, check_equal, commit_each, end_sessions, plain_route, slot_route
 from tests.fixtures.route import Route
 from tests.fixtures.workloads import BankLoad, check_bank, create_bank
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.fixtures.daemon import Daemon, StartDaemon
+    from tests.fixtures.daemon import Daemon, RunCommand, StartDaemon
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import NewDatabase
 
@@ -212,33 +214,35 @@ def test_another_secret_is_taken_without_waiting(
 
 
 def test_a_target_that_no_longer_knows_the_slot_is_not_adopted(
-    route: Route, new_database: NewDatabase, start_daemon: StartDaemon, tmp_path: Path
+    route: Route, new_database: NewDatabase, start_daemon: StartDaemon, run_command: RunCommand, tmp_path: Path
 ) -> None:
     """After its first epoch a daemon adopts nothing: what it had confirmed is missing where the state is.
 
-    Another target is refused with exit 4. With `apply.on_error = "retry"` a dropped state is refused again and again,
-    until the state is back. Nothing is confirmed to the publisher, and the wrong target is left as it was.
+    Neither another target nor a dropped state ends it, because the process that a supervisor would start in its place
+    does not know that there was a state. It is live, not ready, and goes on with the state. Such a process, on a target
+    without one, is refused with exit 4. Nothing is confirmed to the publisher, and the wrong target is left as it was.
     """
     path = tmp_path / "dsn"
     path.write_text(route.target.target_role_dsn)
     other = new_database(route.target.server)
     other.execute(TABLES)
-    given = _TargetInFile(source=route.source, target=route.target, slot=route.slot, settings=FAST)
-    environ = {"PARAPPLY_TARGET__DSN_FILE": str(path)}
-    daemon = start_daemon(given, environ=environ)
+    given = _TargetInFile(source=route.source, target=route.target, slot=route.slot, settings={**FAST, **LISTEN})
+    daemon = start_daemon(given, environ={"PARAPPLY_TARGET__DSN_FILE": str(path)})
+    endpoint = Endpoint(daemon)
     daemon.wait_for_event("source_connected")
     commit_each(route.source, 1, 20)
     daemon.wait_caught_up()
     path.write_text(other.target_role_dsn)
     daemon.send(signal.SIGHUP)
-    assert daemon.exit_code() == 4, daemon.log_tail()
-    assert f"the target no longer knows slot '{route.slot}'" in daemon.failure
+    told = daemon.wait_for_event("config_refused")
+    assert f"the target no longer knows slot '{route.slot}'" in str(told["error"])
+    path.write_text(route.target.target_role_dsn)
+    daemon.send(signal.SIGHUP)
+    daemon.wait_for_event("source_connected", count=2)
+    started = run_command(replace(route, target=other), "run", code=4)
+    assert f"the target does not know slot '{route.slot}', which was read before" in started.stderr
     assert other.rows("SELECT to_regnamespace('parapply')::text") == [(None,)]
 
-    path.write_text(route.target.target_role_dsn)
-    daemon = start_daemon(given, environ=environ, settings={"apply.on_error": "retry"})
-    daemon.wait_for_event("source_connected")
-    daemon.wait_caught_up()
     daemon.pause()
     ((kept_lsn,),) = route.source.rows("SELECT pg_current_wal_lsn()::text")
     commit_each(route.source, 21, 40)
@@ -247,9 +251,10 @@ def test_a_target_that_no_longer_knows_the_slot_is_not_adopted(
     daemon.send(signal.SIGCONT)
     told = daemon.wait_for_event("target_refused", count=2)
     assert "it is another one, or an older one" in str(told["error"])
+    assert (endpoint.get("/healthz/live")[0], endpoint.get("/healthz/ready")[0]) == (200, 503)
     slot = f"FROM pg_replication_slots WHERE slot_name = '{route.slot}'"
     assert route.source.rows(f"SELECT confirmed_flush_lsn <= '{kept_lsn}' {slot}") == [(True,)]
-    assert not daemon.events_of("slot_adopted")
+    assert len(daemon.events_of("slot_adopted")) == 1
     route.target.execute("DROP SCHEMA IF EXISTS parapply CASCADE; ALTER SCHEMA dropped RENAME TO parapply")
     daemon.wait_caught_up()
     check_equal(route)

@@ -11,19 +11,22 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from parapply import connect, retention
+from parapply import connect, failpoints, retention
 from parapply.commands import lifecycle
 from parapply.config import load_config
 from parapply.copy import command, slot_guard
 from parapply.copy.published import published_tables
 from parapply.errors import ParapplyError, TargetRefused
 from parapply.source import slot
+from parapply.target.session import lease
 from parapply.tasks import end_tasks
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import FAST, check_equal, commit_each, plain_route
 from tests.fixtures.route import Route
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from parapply.config import Config
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
@@ -127,6 +130,22 @@ def test_only_the_slot_that_the_target_follows_is_dropped(route: Route, start_da
     route.source.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
     assert _give_up(route) == ""
     assert _slots(route) == [(name,)]
+
+
+def test_a_daemon_that_is_to_end_drops_no_slot(route: Route, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """SIGTERM while it waits, to drop the slot, for the last session that wrote: it ends, and the slot stays."""
+    held = tmp_path / f"{failpoints.DRAIN}.held"
+    environ = {"PARAPPLY_FAILPOINT": f"{failpoints.DRAIN}:hold", "PARAPPLY_FAILPOINT_DIR": str(tmp_path)}
+    daemon = start_daemon(route, settings=_DROPS, environ=environ)
+    while not held.exists():
+        assert daemon.runs_for(0.02), daemon.log_tail()
+    ((slot_id,),) = route.target.rows("SELECT slot_id FROM parapply.slots")
+    with route.target.connect() as foreign:
+        foreign.execute("SELECT pg_advisory_lock_shared(%s, %s)", [lease.LOCK_CLASS, lease.worker_key(slot_id)])
+        held.unlink()
+        daemon.wait_for_event("lease_waiting")
+        daemon.stop()
+    assert _slots(route) == [(route.slot,)]
 
 
 async def test_a_paused_copy_says_that_no_daemon_frees_wal(route: Route, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -473,7 +473,7 @@ class _Run:
         lsn = parse_lsn(str(row[0]))
         async with self._noter.left_to_daemon():
             target, until = self._ends.target, ("--until", format_lsn(lsn))
-            daemon = await follow.daemon_of(self._options, target, slot_id, *until)
+            daemon = await follow.daemon_of(self._options, self._config, target, slot_id, *until)
             with self._screen.counting(step, 1, "bytes of WAL") as counter:
                 while not await follow.reach(self._config, target, slot_id, daemon, lsn, counter):
                     if daemon.pid is not None:
@@ -481,7 +481,7 @@ class _Run:
                             f"the daemon was ended before it had applied up to {format_lsn(lsn)}",
                             hint="the same command starts it again",
                         )
-                    daemon = await follow.daemon_of(self._options, target, slot_id, *until)
+                    daemon = await follow.daemon_of(self._options, self._config, target, slot_id, *until)
             await daemon.end(self._config, target, slot_id)
         return format_lsn(lsn)
 
@@ -561,7 +561,7 @@ class _Run:
         found = await self._state()
         # For good: the daemon outlives this command.
         await self._noter.leave()
-        daemon = await follow.daemon_of(options, target, found.slot_id)
+        daemon = await follow.daemon_of(options, config, target, found.slot_id)
         click.echo(
             "follow: a daemon runs already"
             if daemon.pid is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Final
 
 from parapply.errors import LeaseHeld, ParapplyError, TargetRefused
@@ -18,6 +19,7 @@ from parapply.target.session.settings import rows, target_errors
 from parapply.target.state import cutovers
 from parapply.target.state.display import LATE_S
 from parapply.target.state.schema import in_schema
+from parapply.vocabulary import DaemonState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +34,9 @@ _POLL_S: Final = 0.1
 _TAIL_BYTES: Final = 4096
 #: Looks in a row at which the lag is small.
 _LOOKS: Final = 2
+#: Seconds beyond the longest wait for another attempt after which a daemon without a session has ended, though it did
+#: not say so.
+_MISSING_S: Final = 2.0
 
 
 class Daemon:
@@ -42,6 +47,8 @@ class Daemon:
         self._log = log
         #: The size of the log when it was started.
         self._from_bytes = from_bytes
+        #: Since when no session holds the lease; None: one does.
+        self._missing_since_s: float | None = None
 
     @property
     def pid(self) -> int | None:
@@ -52,6 +59,11 @@ class Daemon:
     def is_running(self) -> bool:
         """Return whether it is ours and runs."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def has_session(self) -> bool:
+        """Return whether a session held the lease at the last look."""
+        return self._missing_since_s is None
 
     def check(self) -> None:
         """Do nothing if it runs; raise ParapplyError if it has ended without being stopped.
@@ -68,15 +80,26 @@ class Daemon:
                 hint=f"its log is {self._log}; mend what it says and run the same command",
             )
 
-    async def has_ended(self, target: Connection, slot_id: int) -> bool:
-        """Return whether it has ended without a failure; one that is not ours has when no session holds the lease.
+    async def has_ended(self, config: Config, target: Connection, slot_id: int) -> bool:
+        """Return whether it has ended without a failure.
 
         Raises:
             ParapplyError: it is ours, and has failed.
         """
         has_ended = not self.is_running
         self.check()
-        return has_ended if self._process is not None else not await lease.holders(target, slot_id)
+        return has_ended if self._process is not None else await self.is_missing(config, target, slot_id)
+
+    async def is_missing(self, config: Config, target: Connection, slot_id: int) -> bool:
+        """Return whether no session holds the lease, for long enough that none comes back after a lost or left one."""
+        if await lease.holders(target, slot_id):
+            self._missing_since_s = None
+            return False
+        _, _, state, *_ = await _progress(config, target, slot_id)
+        now_s = time.monotonic()
+        self._missing_since_s = self._missing_since_s or now_s
+        has_said = state in {DaemonState.STOPPED, DaemonState.LOST}
+        return has_said or now_s - self._missing_since_s >= config.source.reconnect_max_s + _MISSING_S
 
     async def end(self, config: Config, target: Connection, slot_id: int) -> None:
         """Return when it has come to its end, at once if it was not started here; everything is applied.
@@ -107,14 +130,17 @@ class Daemon:
         return (ours or lines or ["it has left no log"])[-1].removeprefix("parapply: ")
 
 
-async def daemon_of(options: MigrateOptions, target: Connection, slot_id: int, *more: str) -> Daemon:
-    """Return the daemon of a slot; start one if none runs.
+async def daemon_of(options: MigrateOptions, config: Config, target: Connection, slot_id: int, *more: str) -> Daemon:
+    """Return the daemon of a slot; start one if none runs, or comes back.
 
     Raises:
         TargetRefused: the log cannot be written.
     """
-    if await lease.holders(target, slot_id):
-        return Daemon(None, None)
+    there = Daemon(None, None)
+    while not await there.is_missing(config, target, slot_id):
+        if there.has_session:
+            return there
+        await asyncio.sleep(_POLL_S)
     log = options.daemon_log
     assert log is not None
     try:
@@ -151,7 +177,7 @@ async def reach(  # noqa: PLR0913, PLR0917  whose, where to
     first_lsn: int | None = None
     while True:
         # Before the progress: what it has written at its end counts.
-        has_ended = await daemon.has_ended(target, slot_id)
+        has_ended = await daemon.has_ended(config, target, slot_id)
         low_lsn, *_ = await _progress(config, target, slot_id)
         first_lsn = low_lsn if first_lsn is None else first_lsn
         counter.total = max(1, lsn - first_lsn)
@@ -170,7 +196,7 @@ async def small_lag(  # noqa: PLR0913, PLR0917  whose, how small
     n_looks = 0
     while True:
         low_lsn, lag_s, state, reason, late_s = await _progress(config, target, slot_id)
-        if await daemon.has_ended(target, slot_id):
+        if await daemon.has_ended(config, target, slot_id):
             raise ParapplyError(f"the daemon has ended: {reason or state}", hint="see its log, then run this again")
         is_small = state == "running" and late_s < LATE_S and lag_s is not None and lag_s <= max_lag_s
         n_looks = n_looks + 1 if is_small else 0
@@ -187,7 +213,7 @@ async def until_it_ends(config: Config, target: Connection, slot_id: int, daemon
         ParapplyError: it has ended without being stopped.
     """
     # One of ours that has lost its session comes back.
-    while daemon.is_running or await lease.holders(target, slot_id):
+    while daemon.is_running or not await daemon.is_missing(config, target, slot_id):
         low_lsn, lag_s, state, *_ = await _progress(config, target, slot_id)
         counter.set(0, f"{state}, lag {lag_s or 0:.1f} s, at {format_lsn(low_lsn)}")
         await asyncio.sleep(_POLL_S * 10)

@@ -27,6 +27,7 @@ from parapply.errors import (
     SourceRefused,
     SpillFailed,
     StateClosed,
+    StateGone,
     StreamLeft,
     TargetLost,
     TargetRefused,
@@ -34,7 +35,7 @@ from parapply.errors import (
 )
 from parapply.login import PasswordUnknown
 from parapply.metrics.figures import Figures
-from parapply.model import format_lsn, format_time
+from parapply.model import Until, format_lsn, format_time
 from parapply.runtime.observe.applylog_writer import ApplyLogWriter
 from parapply.runtime.observe.gauges import Gauges
 from parapply.runtime.observe.health import Health
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from parapply.config import Config
     from parapply.engine.shares import Share
     from parapply.login import Login
-    from parapply.model import Until
     from parapply.runtime.first_sessions import FirstSessions
     from parapply.runtime.observe.http import Endpoint
     from parapply.spill import SpillRoom
@@ -75,9 +75,8 @@ _LOOK_S = 1.0
 _UNHEARD_LOOK_S = 5.0
 #: An epoch that lasted this many seconds was a success, so the next attempt comes at once.
 _GOOD_EPOCH_S = 10.0
-#: Messages of a server that will serve in a moment; any other FATAL at the very first attempt is a wrong setting.
+#: Messages of a server that will serve in a moment.
 _STARTING = ("starting up", "shutting down", "in recovery", "not yet accepting")
-_LATER = (*_STARTING, "too many", "remaining connection slots")
 #: Seconds at most before a server that answers so is asked again, because it is running, and ready in a moment.
 _STARTING_DELAY_S = 1.0
 #: Modules of an epoch, in steps of a millisecond or two: each with those that it imports and the ones before did not.
@@ -258,7 +257,13 @@ class Leader:
         stack.callback(self._notifier.stopping, "stopping")
         if endpoint is not None and config.metrics.listen is not None:
             await endpoint.open(config.metrics.listen)
-        return await self._epochs(applylog_writer)
+        epochs = asyncio.create_task(self._epochs(applylog_writer), name="epochs")
+        stack.push_async_callback(end_tasks, [epochs])
+        await asyncio.wait([epochs, *looking], return_when=asyncio.FIRST_COMPLETED)
+        for task in looking:
+            if task.done():
+                task.result()  # raises a mistake of ours
+        return await epochs
 
     @property
     def low_lsn(self) -> int:
@@ -292,6 +297,8 @@ class Leader:
             try:
                 reason = await self._epoch(applylog_writer)
                 if self._signals.is_stop:
+                    # The epoch may have said before that another one follows.
+                    self._is_epoch_shown = self._is_epoch_shown and reason == self._signals.why
                     return self._signals.why
                 if not self._signals.end.is_set():
                     return reason
@@ -318,10 +325,12 @@ class Leader:
 
     async def _given_up(self, reached: WalLimitReached) -> ParapplyError:
         """Drop the slot if it still keeps too much WAL, and return the error to act on; all sessions are closed."""
+
+        def is_asked() -> bool:
+            return not (self._signals.is_stop or self._reloader.differs_from(self._config))
+
         try:
-            lost = await retention.give_up(
-                self._config, log_wait, lambda: not self._reloader.differs_from(self._config)
-            )
+            lost = await self._unless_ended(retention.give_up(self._config, log_wait, is_asked))
         except ParapplyError as error:
             return error
         if lost is None:
@@ -447,14 +456,14 @@ class Leader:
 
     def _may_retry(self, error: ParapplyError) -> bool:
         if error.retry is Retry.RECONNECT:
-            # If a server answers and refuses, or TLS does not trust it, before anything ever worked, a setting is
-            # wrong: say so at once.
-            text = str(error)
-            is_refusal = isinstance(error, SourceLost | TargetLost) and ("FATAL:" in text or bool(refusal_hint(text)))
-            if isinstance(error.__cause__, PasswordUnknown):
-                # No server was asked; the text may quote the command, with whatever words.
-                is_refusal = False
-            return self._has_served or not is_refusal or any(words in text for words in _LATER)
+            # If a server refuses for a known reason, or TLS does not trust it, before anything ever worked, a setting
+            # is wrong: say so at once. Any other may pass, since servers speak many languages. Where no server was
+            # asked, the text may quote the command for the password, with whatever words.
+            is_refusal = bool(refusal_hint(str(error))) and not isinstance(error.__cause__, PasswordUnknown)
+            return self._has_served or not is_refusal
+        if isinstance(error, StateGone) and self._until == Until():
+            # A supervisor would start a process that does not know that there was one.
+            return True
         is_refused = isinstance(error, ConfigError | TargetRefused | SourceRefused)
         if self._is_untried and is_refused and not isinstance(error, SlotLost | StateClosed):
             # A reload never ends the service, unless only a command helps with slot or state.

@@ -24,7 +24,7 @@ from parapply import __version__, connect, continuity, failpoints, sharing
 from parapply.config import settings_without_table
 from parapply.conflict.policies import Rules
 from parapply.conflict.skips import OTHER_HISTORY_HINT, forget_other_history
-from parapply.errors import ParapplyError, SlotBusy, StateClosed, TargetLost, TargetRefused
+from parapply.errors import ParapplyError, SlotBusy, StateClosed, StateGone, TargetLost, TargetRefused
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.runtime.first_sessions import FirstSessions
@@ -58,6 +58,7 @@ _LOCKED_PART = 1.25
 _RELAXED_PARTS = 4
 #: Shown from then on, until a heal has compared every table.
 LACKS_ORIGINS = "source.origin was none: rows that were replicated to the publisher then are missing"
+_STATE_HINT = "correct target.dsn, or bring the target back with its state schema"
 _LOCAL_CHANGES = "changes applied here look like local ones to every subscriber of this server"
 
 _T = TypeVar("_T")
@@ -334,14 +335,20 @@ class Connector:
     def _check_new(self) -> None:
         """Refuse a target without the state that an epoch before had: what was confirmed since is not there."""
         if self._has_state:
-            raise StateClosed(
+            raise StateGone(
                 f"the target no longer knows slot {self._config.source.slot!r}: it is another one, or an older one",
-                hint="correct target.dsn, or bring the target back with its state schema, before the daemon is started"
-                " again: a start takes over a slot without a state; else `parapply drop`, then `parapply init --copy`",
+                hint=f"{_STATE_HINT}; else stop the daemon, `parapply drop`, and `parapply init --copy`",
             )
 
     async def _adopt(self, source: slot.Connection, control: settings.Connection) -> state.SlotState:
-        """Write the state of a slot that the target does not know."""
+        """Write the state of a slot that the target does not know; refuse one that was read before."""
+        name = self._config.source.slot
+        if await slot.has_sent(source, name):
+            raise StateClosed(
+                f"the target does not know slot {name!r}, which was read before: it is another target, or older",
+                hint=f"{_STATE_HINT}; `parapply init` takes the slot over if the target has all that its reader"
+                " confirmed; else `parapply drop`, then `parapply init --copy`",
+            )
         return await connect.adopt(self._config, connect.Connections(source, control))
 
     def _asking(

@@ -13,16 +13,13 @@ from psycopg import sql
 
 from parapply.errors import TargetLost, TargetRefused
 from parapply.target.session import origins, settings
-from parapply.target.session.session import SessionOptions, WorkerSession
+from parapply.target.session.session import CONNECTING, SessionOptions, WorkerSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from parapply.config import Config
     from parapply.errors import ParapplyError
-
-#: A target that has no connection left for one more worker still serves fewer (F17).
-_TOO_MANY = ("too many", "remaining connection slots")
 
 #: Divisor of `max_connections`: workers started later leave this part of it to others.
 _LEFT_TO_OTHERS: Final = 10
@@ -83,7 +80,7 @@ class WorkerSessions:
         )
 
     async def open(self, number: int) -> WorkerSession | ParapplyError:
-        """Open the session of a worker; return the error if the target has no connection left for it."""
+        """Open the session of a worker; return the error if the target gives no connection: fewer serve (F17)."""
         if self._shares_origin and not self._first:
             async with self._opening_first:
                 return await self._connect(number)
@@ -98,8 +95,8 @@ class WorkerSessions:
         first_pid = 0 if first is None else first.pipeline.backend_pid
         try:
             session = await WorkerSession.connect(self._options(number, first_pid))
-        except (TargetLost, TargetRefused) as error:
-            if any(words in str(error) for words in _TOO_MANY):
+        except TargetLost as error:
+            if CONNECTING in str(error):
                 return error
             raise
         self._open[number] = session

@@ -354,6 +354,18 @@ async def read_slot(conn: Connection, slot_name: str) -> SlotFacts | None:
     return _slot_facts(found[0][0]) if found else None
 
 
+async def has_sent(conn: Connection, slot_name: str) -> bool:
+    """Return whether a slot has sent a transaction to any reader, as far as the publisher's statistics go back.
+
+    A crash or a failover of the publisher empties them, until the next transaction is sent.
+    """
+    query: LiteralString = (
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_replication_slots WHERE slot_name = $1 AND total_txns > 0)"
+    )
+    with source_errors("asking for the slot's statistics"):
+        return bool((await read_rows(conn, query, [slot_name]))[0][0])
+
+
 class StreamSender(NamedTuple):
     """The publisher's process that sends a slot's stream, to be asked about what it has sent."""
 

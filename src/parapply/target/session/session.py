@@ -95,6 +95,8 @@ _ALREADY_RECORDED = "23505"
 _DIVISION_BY_ZERO = "22012"
 _NO_SCHEMA = "3F000"
 
+#: In the error of a session that got no connection.
+CONNECTING: Final = "connecting a worker"
 _NO_ORIGIN: Final = OriginProblem("no replication origin was asked for", "")
 
 #: Statements of a transaction before the first of its commands.
@@ -145,7 +147,7 @@ class WorkerSession:
         Raises:
             TargetLost: no connection, or this leader no longer holds the lease.
         """
-        with settings.target_errors("connecting a worker"):
+        with settings.target_errors(CONNECTING):
             connection = await settings.open_session(options.login, options.application_name, kind="worker")
         try:
             await settings.pin_session(
