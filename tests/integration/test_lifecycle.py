@@ -448,6 +448,13 @@ def test_status_shows_all_and_survives_a_dead_source(pair: Pair, capsys: pytest.
     assert "not reachable" in capsys.readouterr().out
 
 
+def test_a_state_for_people_has_no_connection_string(pair: Pair) -> None:
+    """The reason is an error's line, and every reader of the state sees it."""
+    init(pair.config)
+    asyncio.run(connect.show_state(pair.config, "reconnecting", "source: postgresql://u:hunter2@h/d failed"))
+    assert pair.state("SELECT reason FROM {s}.slots") == [("source: postgresql://*** failed",)]
+
+
 def test_a_reader_needs_only_select(pair: Pair) -> None:
     """A role that may only read the state can wait and see the status."""
     init(pair.config)
