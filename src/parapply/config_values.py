@@ -64,9 +64,10 @@ class Secret:
         return f"Secret({'***' if self._text else ''})"
 
 
-def _dsn(text: str) -> Secret:
+def dsn_parameters(text: str) -> dict[str, Any]:
+    """Return the parameters of a connection string; raise ValueError with the rule that it breaks."""
     try:
-        parameters = conninfo_to_dict(text)
+        parameters: dict[str, Any] = conninfo_to_dict(text)
     except DriverError as error:
         # libpq quotes the text it stumbled over, which may be of the password: only what is nearly a name is repeated.
         if (unknown := _UNKNOWN_PARAMETER.match(str(error))) and (
@@ -78,7 +79,7 @@ def _dsn(text: str) -> Secret:
         raise ValueError("must not name replication: parapply asks for it where it is needed")
     if _is_cut_wrong(text, parameters):
         raise ValueError("must name hosts, and ports by number; in a URI a password's @ is %40, and its / is %2F")
-    return Secret(text)
+    return parameters
 
 
 def _is_cut_wrong(text: str, parameters: Mapping[str, Any]) -> bool:
@@ -88,6 +89,11 @@ def _is_cut_wrong(text: str, parameters: Mapping[str, Any]) -> bool:
     is_host_wrong = any("@" in host[1:] and not host.startswith("/") for host in hosts)
     is_port_wrong = any(port.strip() and not port.strip().isdecimal() for port in ports)
     return is_host_wrong or is_port_wrong or _LATE_AT.match(text) is not None
+
+
+def _dsn(text: str) -> Secret:
+    dsn_parameters(text)
+    return Secret(text)
 
 
 def has_password(dsn: Secret) -> bool:
