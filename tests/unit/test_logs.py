@@ -139,6 +139,23 @@ def test_secrets_are_hidden(output_format: str) -> None:
     assert b"***" in stream.getvalue()
 
 
+@pytest.mark.parametrize("output_format", ["logfmt", "console"])
+def test_names_do_not_act_on_a_terminal(output_format: str) -> None:
+    """Signs of control and direction come as their escapes, also in a traceback, which keeps its lines."""
+    stream = io.BytesIO()
+    logs.configure("info", output_format, stream)
+    for name in ("a\x1b[2Jb\x9b2J\u202ec\rd", "a b\x1b[2J\x9b2J\u202e\rd"):
+        logs.get_logger().info("source_lost", relation=name)
+        try:
+            raise ValueError(name)
+        except ValueError:
+            logs.get_logger().exception("daemon_failed")
+    text = stream.getvalue().decode()
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert text.count("\\u202e") == 4
+    assert ("\n    raise ValueError(name)\n" in text) is (output_format == "console")
+
+
 def test_each_secret_of_a_connection_string_is_known() -> None:
     """Those that libpq marks: logs hide them, notes leave them out, and no command line shows them."""
     marked = {one.keyword.decode() for one in Conninfo.get_defaults() if one.dispchar in {b"*", b"D"}}
