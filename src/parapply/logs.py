@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     _Renderer = Callable[[Any, str, MutableMapping[str, Any]], bytes]
 
-#: Parameters of libpq whose values nobody may see.
+#: Parameters of libpq whose values are never shown.
 SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"})
 _DSN: Final = re.compile(r"postgres(?:ql)?://\S+")
 _PASSWORD: Final = re.compile(
