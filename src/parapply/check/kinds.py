@@ -138,7 +138,7 @@ class Code(Enum):
         "use PostgreSQL's default of 60 s",
     )
     IDLE_SLOT_TIMEOUT = Kind(
-        _S, _WARNING, "the publisher invalidates the slot when the daemon was down that long: all is copied again",
+        _S, _WARNING, "the publisher invalidates the slot when the daemon was down that long: it takes a heal",
         "make it longer than the daemon may ever be down, or 0",
     )
     WAL_RETENTION = Kind(
