@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec.structs import replace
 from psycopg import Error as DriverError
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from parapply.config import (
     DATABASES,
@@ -31,7 +31,7 @@ from parapply.config import (
     read_layers,
 )
 from parapply.config_layers import merged
-from parapply.config_values import did_you_mean, dotted
+from parapply.config_values import did_you_mean, dotted, dsn_parameters
 from parapply.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -204,9 +204,9 @@ def _ends(sections: dict[str, Any], shared: Config, name: str) -> dict[str, Any]
         if not isinstance(own, str) or not (own or template.get_secret_value()):
             continue  # named by the validation
         try:
-            parameters = {"dbname": name, **conninfo_to_dict(own)}
+            parameters = {"dbname": name, **dsn_parameters(own)}
             ends[end] = {"dsn": make_conninfo(template.get_secret_value(), **parameters)}
-        except DriverError:
+        except ValueError:
             continue  # the same
     if shared.source.slot and "slot" not in sections.get("source", {}):
         ends.setdefault("source", {})["slot"] = slot_name(shared.source.slot, name)

@@ -20,12 +20,14 @@ from psycopg.pq import Conninfo
 from parapply.login import PasswordCommand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 #: Target connections that apply, at most: each is one backend, and one stream cannot keep more of them busy.
 WORKERS_LIMIT: Final = 64
 #: The words of libpq for an unknown name in a connection string.
 _UNKNOWN_PARAMETER: Final = re.compile(r'invalid (?:connection option|URI query parameter:) "(\w+)"')
+#: An @ after the address of a URI.
+_LATE_AT: Final = re.compile(r"postgres(?:ql)?://[^/?]*/[^?]*@")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -62,9 +64,10 @@ class Secret:
         return f"Secret({'***' if self._text else ''})"
 
 
-def _dsn(text: str) -> Secret:
+def dsn_parameters(text: str) -> dict[str, Any]:
+    """Return the parameters of a connection string; raise ValueError with the rule that it breaks."""
     try:
-        parameters = conninfo_to_dict(text)
+        parameters: dict[str, Any] = conninfo_to_dict(text)
     except DriverError as error:
         # libpq quotes the text it stumbled over, which may be of the password: only what is nearly a name is repeated.
         if (unknown := _UNKNOWN_PARAMETER.match(str(error))) and (
@@ -74,6 +77,22 @@ def _dsn(text: str) -> Secret:
         raise ValueError('must be a connection string: "host=... dbname=..." or postgresql://...') from None
     if "replication" in parameters:
         raise ValueError("must not name replication: parapply asks for it where it is needed")
+    if _is_cut_wrong(text, parameters):
+        raise ValueError("must name hosts, and ports by number; in a URI a password's @ is %40, and its / is %2F")
+    return parameters
+
+
+def _is_cut_wrong(text: str, parameters: Mapping[str, Any]) -> bool:
+    """Return whether a part of the password may have become a host, a port or a database, which errors repeat."""
+    hosts, ports = (str(parameters.get(key) or "").split(",") for key in ("host", "port"))
+    # The name of a socket may begin with an @, and its directory may hold one.
+    is_host_wrong = any("@" in host[1:] and not host.startswith("/") for host in hosts)
+    is_port_wrong = any(port.strip() and not port.strip().isdecimal() for port in ports)
+    return is_host_wrong or is_port_wrong or _LATE_AT.match(text) is not None
+
+
+def _dsn(text: str) -> Secret:
+    dsn_parameters(text)
     return Secret(text)
 
 

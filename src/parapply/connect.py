@@ -136,7 +136,7 @@ async def show_state(config: Config, shown: str, reason: str, limit_s: float = S
             slot_id = await state.find_slot(conn, schema, name)
             # The session of the epoch that has ended may still be on its way out.
             await lease.take_lease(conn, slot_id, limit_s / 2)
-            await state.set_state(conn, schema, slot_id, shown, reason)
+            await state.set_state(conn, schema, slot_id, shown, redact_text(reason))
 
 
 def raise_all(errors: Sequence[ParapplyError]) -> None:

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 
     _Renderer = Callable[[Any, str, MutableMapping[str, Any]], bytes]
 
+#: Parameters of libpq whose values are never shown.
+SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"})
 _DSN: Final = re.compile(r"postgres(?:ql)?://\S+")
 _PASSWORD: Final = re.compile(
-    r"""\b(password|sslpassword|passfile|oauth_client_secret)(\s*=\s*)('(?:[^'\\]|\\.)*'|"[^"]*"|\S+)""", re.IGNORECASE
+    rf"""\b({"|".join(SECRETS)}|passfile)(\s*=\s*)('(?:[^'\\]|\\.)*'|"[^"]*"|\S+)""", re.IGNORECASE
 )
 #: Of syslog, by level.
 _PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "exception": 3, "critical": 2}
@@ -126,7 +128,7 @@ def _json_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -
 
 def _console_line(logger: Any, method: str, event: MutableMapping[str, Any]) -> bytes:  # noqa: ANN401  structlog's
     text = structlog.dev.ConsoleRenderer(colors=False)(logger, method, event)
-    return text.encode()
+    return "\n".join(map(printable, text.split("\n"))).encode()  # a traceback has lines of its own
 
 
 def _logfmt_line(logger: Any, method: str, event: MutableMapping[str, Any]) -> bytes:  # noqa: ANN401  structlog's

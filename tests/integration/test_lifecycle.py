@@ -38,6 +38,7 @@ from parapply.target.state import copies, migrations
 from parapply.target.state import slots as state
 from parapply.top.layout import state_text
 from parapply.vocabulary import CopyState, DaemonState, MigrationStep
+from tests.fixtures.documents import blocks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -500,8 +501,14 @@ def test_status_shows_all_and_survives_a_dead_source(pair: Pair, capsys: pytest.
     assert "none runs; nothing was updated since" in screen
     assert "[red]batch 7[/red]" not in screen
     # A daemon that has lost an end holds no lease, and its state says what it does.
-    for waiting in ("reconnecting", "retrying"):
-        pair.state(f"UPDATE {{s}}.slots SET state = '{waiting}', pid = 17 RETURNING 1")
+    (alarm,) = [one.text for one in blocks() if one.page == "docs/how-to/monitor.md" and one.language == "sql"]
+    for waiting, age in (("reconnecting", "2 minutes"), ("retrying", "0")):
+        pair.state("UPDATE {s}.slots SET state = 'running', updated_at = now() RETURNING 1")
+        assert not pair.state(alarm.replace("parapply.", "{s}."))
+        pair.state(
+            f"UPDATE {{s}}.slots SET state = '{waiting}', pid = 17, updated_at = now() - interval '{age}' RETURNING 1"
+        )
+        assert pair.state(alarm.replace("parapply.", "{s}.")) == [(pair.config.source.slot,)]
         status.show(pair.config, as_json=False, watch=False)
         assert f"daemon {waiting}, pid 17 on" in " ".join(capsys.readouterr().out.split())
         report = asyncio.run(reading.collect(pair.config))
@@ -516,6 +523,13 @@ def test_status_shows_all_and_survives_a_dead_source(pair: Pair, capsys: pytest.
     assert report["is_daemon_connected"] is False
     status.show(dead, as_json=False, watch=False)
     assert "not reachable" in capsys.readouterr().out
+
+
+def test_a_state_for_people_has_no_connection_string(pair: Pair) -> None:
+    """The reason is an error's line, and every reader of the state sees it."""
+    init(pair.config)
+    asyncio.run(connect.show_state(pair.config, "reconnecting", "source: postgresql://u:hunter2@h/d failed"))
+    assert pair.state("SELECT reason FROM {s}.slots") == [("source: postgresql://*** failed",)]
 
 
 def test_a_reader_needs_only_select(pair: Pair) -> None:

@@ -89,7 +89,10 @@ def test_what_refers_to_another_finds_it(resources: dict[tuple[str, str], dict[s
 
 
 def test_the_environment_is_configuration(resources: dict[tuple[str, str], dict[str, Any]], tmp_path: Path) -> None:
-    """The map, the secret's files and the image's own variables are a configuration that the daemon takes."""
+    """The map, the secret's files and the image's own variables are a configuration that the daemon takes.
+
+    The daemon removes or refuses what no longer fits before a volume is full.
+    """
     told = "\n".join(re.findall(r"^ENV .*$", _DOCKERFILE, re.MULTILINE))
     environ: dict[str, str] = dict(re.findall(r"(PARAPPLY_[A-Z_]+)=(\S+)", told))
     environ |= resources["parapply", "ConfigMap"]["data"]
@@ -104,7 +107,16 @@ def test_the_environment_is_configuration(resources: dict[tuple[str, str], dict[
     assert config.metrics.listen is not None
     assert config.metrics.listen.port == container["ports"][0]["containerPort"]
     # Its root is read-only, so both are volumes.
-    assert {str(config.apply.spill_dir), str(config.applylog.directory)} <= set(mounts.values())
+    used_bytes = {
+        str(config.apply.spill_dir): config.apply.spill_limit_bytes,
+        str(config.applylog.directory): config.applylog.retention_bytes + config.applylog.rotate_bytes,
+    }
+    claims = resources["parapply", "StatefulSet"]["spec"]["volumeClaimTemplates"]
+    sizes = {mounts[one["metadata"]["name"]]: one["spec"]["resources"]["requests"]["storage"] for one in claims}
+    assert sizes.keys() == used_bytes.keys()
+    for path, n_bytes in used_bytes.items():
+        # The file system of a volume takes a part of it.
+        assert 0 < n_bytes < 0.9 * int(sizes[path].removesuffix("Gi")) * 2**30
 
 
 def test_it_runs_as_the_images_user_with_no_rights(resources: dict[tuple[str, str], dict[str, Any]]) -> None:

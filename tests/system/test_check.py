@@ -222,7 +222,7 @@ _SERVER_CODES = {
     Code.WAL_SENDERS_EXHAUSTED: "max_wal_senders", Code.OPEN_TRANSACTION: "ROLLBACK PREPARED",
     Code.WAL_SENDER_TIMEOUT: "5 s", Code.PUBLICATION_MISSING: '"other"',
     Code.REPLICATION_ROLE: "GRANT SET ON PARAMETER session_replication_role", Code.STATE_SCHEMA: "GRANT CREATE",
-    Code.TWO_PHASE: "max_prepared_transactions", Code.TARGET_CONNECTIONS: "apply.workers = 20",
+    Code.TWO_PHASE: "max_prepared_transactions", Code.TARGET_CONNECTIONS: "needs 24 connections",
     Code.ORIGINS_NEEDED: "max_replication_slots", Code.COMMIT_TIMESTAMPS: "track_commit_timestamp",
     Code.ENCODING: "LATIN1",
     Code.EXTENSION_MISSING: 'CREATE EXTENSION "citext";', Code.SPILL_SPACE: "spill_limit_bytes",

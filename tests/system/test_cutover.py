@@ -389,7 +389,8 @@ def test_what_would_fail_is_refused_before_anything_is_made(
     # As after `init --copy`, with a table that was published later and has had no change since.
     ends.source.execute("INSERT INTO item VALUES (1, 1)")
     ends.target.execute(
-        "UPDATE parapply.slots SET copies_only = true, reason = 'of a fleet'; ALTER TABLE item REPLICA IDENTITY NOTHING"
+        "UPDATE parapply.slots SET copies_only = true, reason = 'of a fleet';"
+        "ALTER TABLE item DROP CONSTRAINT item_pkey, ADD PRIMARY KEY (id) DEFERRABLE"
     )
     # As after a CREATE INDEX CONCURRENTLY of the publisher that the daemon has not run yet.
     ends.target.execute(
@@ -422,7 +423,7 @@ def test_what_would_fail_is_refused_before_anything_is_made(
     assert "still to run" not in looked.stderr
     ((is_broken,),) = ends.target.rows("SELECT current_setting('server_version_num')::int >= 180000")
     assert ("public.item have no replica identity" in looked.stderr) is is_broken
-    ends.target.execute("ALTER TABLE item REPLICA IDENTITY DEFAULT")
+    ends.target.execute("ALTER TABLE item REPLICA IDENTITY DEFAULT, DROP CONSTRAINT item_pkey, ADD PRIMARY KEY (id)")
     assert "no replica identity" not in ends.run("--dry-run").stderr
     ends.target.execute("ALTER TABLE item REPLICA IDENTITY DEFAULT; CREATE PUBLICATION pub_back FOR TABLE item")
     assert "the publication of the way back leaves out public.evt" in ends.run("--dry-run").stderr

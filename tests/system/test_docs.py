@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from parapply.demo.errors import DemoError
 from tests.fixtures.databases import Database, drop_database
 from tests.fixtures.document_page import PREPARATIONS, TUTORIAL_ORDERS, TUTORIAL_ROLES, Page, Tutorial
 from tests.fixtures.documents import Block, blocks
@@ -117,6 +118,28 @@ def test_the_commands_of_a_tutorial_work(tutorial: Tutorial, name: str) -> None:
     assert tutorial.target.rows(triggers) == [("O",)]
     for query in ("SELECT * FROM orders ORDER BY id", "SELECT * FROM audit ORDER BY id"):
         assert tutorial.source.rows(query) == tutorial.target.rows(query)
+
+
+def test_the_page_lists_the_tables_whose_updates_would_fail(source_db: Database) -> None:
+    """Before they are published: those whose UPDATE the server refuses once they are, and no others."""
+    source_db.execute(
+        "CREATE TABLE plain (i int PRIMARY KEY); CREATE TABLE later (i int PRIMARY KEY DEFERRABLE);"
+        "CREATE TABLE whole (i int); ALTER TABLE whole REPLICA IDENTITY FULL; CREATE TABLE none (i int);"
+        "CREATE TABLE named (i int NOT NULL CONSTRAINT by_i UNIQUE);"
+        "ALTER TABLE named REPLICA IDENTITY USING INDEX by_i; CREATE UNLOGGED TABLE local (i int)"
+    )
+    (query,) = [one.text for one in _blocks_of("docs/how-to/check.md") if one.language == "sql"]
+    listed = {str(name) for (name,) in source_db.rows(query.replace("SELECT oid::regclass", "SELECT relname", 1))}
+    source_db.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    refused = set()
+    for (name,) in source_db.rows(
+        "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
+    ):
+        try:
+            source_db.execute(f"UPDATE {name} SET i = 1")
+        except DemoError:
+            refused.add(str(name))
+    assert listed == refused == {"later", "none"}
 
 
 def test_every_preparation_is_used() -> None:

@@ -108,6 +108,23 @@ def test_wal_that_is_kept_is_seen_though_there_is_no_lag(pair: Pair) -> None:
         assert "parapply_slot_safe_wal_bytes" not in found
 
 
+def test_the_oldest_prepared_transaction_is_seen(pair: Pair) -> None:
+    """An alarm asks how long it stays: another one, or none, in its place is no trouble."""
+    pair.create(_TABLES)
+    daemon = pair.start(workers=2, settings={**LISTEN, "source.two_phase": "true"})
+    endpoint = Endpoint(daemon)
+    for number in (1, 2):
+        pair.write(f"BEGIN; INSERT INTO item VALUES ({number}, 0); PREPARE TRANSACTION 'p{number}'")
+    daemon.wait_caught_up()
+    seen = []
+    for number in (1, 2):
+        seen.append(endpoint.samples()["parapply_lsn_bytes"]["prepared",])
+        pair.write(f"COMMIT PREPARED 'p{number}'")
+        daemon.wait_caught_up()
+    assert 0 < seen[0] < seen[1]
+    assert ("prepared",) not in endpoint.samples()["parapply_lsn_bytes"]
+
+
 def test_a_worker_that_waits_is_seen(pair: Pair) -> None:
     """While a foreign lock holds a batch up: queue, lag and the workers' states show it; it is ready all along."""
     pair.create(_TABLES)

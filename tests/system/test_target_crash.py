@@ -168,9 +168,10 @@ def test_an_unlogged_table_is_not_applied(
     route.source.execute("INSERT INTO evt VALUES (6)")
     assert daemon.exit_code() == _TARGET_REFUSED
     assert "target table public.evt is UNLOGGED: a crash of the server would empty public.evt" in daemon.failure
+    assert "`parapply refresh --table ... --truncate`" in daemon.failure
     assert "UNLOGGED" in run_command(route, "status").stdout
     route.target.execute("ALTER TABLE evt SET LOGGED")
-    run_command(route, "refresh", "--table", "public.evt", code=0)
+    run_command(route, "refresh", "--table", "public.evt", "--truncate", code=0)
     daemon = start_daemon(route)
     daemon.finish()
     check_equal(route)

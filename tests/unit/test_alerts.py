@@ -63,6 +63,7 @@ class Shown:
             table.SLOT_SAFE: {(): 1e9},
             table.SLOT_WAL_STATUS: _wal_status("reserved"),
             table.PREPARED: {(): 0},
+            table.LSN: {("lowest",): 1e15},
             table.BLOCKED_SECONDS: {(): 0},
             table.SESSION_BLOCKED: {("source",): 0, ("target",): 0},
             table.TABLES_WAITING: {(): 0},
@@ -105,6 +106,17 @@ def _gauge(metric: table.Metric, number: float) -> Callable[[Shown, int], None]:
 
 def _session_blocked(shown: Shown, _minute: int) -> None:
     shown.values[table.SESSION_BLOCKED] = {("source",): 121, ("target",): 0}
+
+
+def _prepared(shown: Shown, _minute: int) -> None:
+    _gauge(table.PREPARED, 1)(shown, 0)
+    shown.values[table.LSN] = {("prepared",): 1e15, ("lowest",): 1e15}
+
+
+def _prepared_by_turns(shown: Shown, minute: int) -> None:
+    """Show another one each minute, and never none."""
+    _gauge(table.PREPARED, 1)(shown, 0)
+    shown.values[table.LSN] = {("prepared",): 1e15 + minute, ("lowest",): 1e15}
 
 
 def _wal_status(status: str) -> dict[tuple[str, ...], float]:
@@ -181,9 +193,10 @@ _TROUBLES: Final = {
     "a conflict that is mended": Trouble((), 2, _mended),
     "a conflict before the first scrape": Trouble(("ParapplyConflicts",), 2, _conflict, before_min=0),
     "a command is left out": Trouble(("ParapplyCommandLeftOut",), 2, _left_out),
-    "a forgotten prepared transaction": Trouble(("ParapplyPrepared",), 62, _gauge(table.PREPARED, 1)),
-    "the same, from the first scrape on": Trouble(("ParapplyPrepared",), 62, _gauge(table.PREPARED, 1), before_min=0),
-    "a prepared transaction at the start": Trouble((), 30, _gauge(table.PREPARED, 1), before_min=0),
+    "a forgotten prepared transaction": Trouble(("ParapplyPrepared",), 62, _prepared),
+    "the same, from the first scrape on": Trouble(("ParapplyPrepared",), 62, _prepared, before_min=0),
+    "a prepared transaction at the start": Trouble((), 30, _prepared, before_min=0),
+    "prepared transactions that come and go": Trouble((), 70, _prepared_by_turns),
     "a table is published and not applied": Trouble(("ParapplyTablesWaiting",), 3, _gauge(table.TABLES_WAITING, 1)),
     "the apply log's disk is full": Trouble(("ParapplyApplyLog",), 3, _dropped),
 }

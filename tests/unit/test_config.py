@@ -247,6 +247,37 @@ def test_a_connection_string_is_told_what_is_wrong_with_it(dsn: str, rule: str) 
         assert str(caught.value) == f"{key}: {rule}"
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "u:p@{}@h/db", "u:p@@{}@h/db", "u:p@{}/x@h/db", "u:p@/{}@h/db", "u:1/{}@h/db", "u:{}/x@h/db", "u:p@a:{}@h/db",
+        "u:p@a,{}@h/db", "u:p?{}@x@h/db",
+    ],
+)  # fmt: skip
+def test_a_password_that_cuts_a_uri_is_refused(uri: str) -> None:
+    """A part of it would be a host, a port or a database, and the errors of a connection show those."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, (), {}, {"PARAPPLY_TARGET__DSN": f"postgresql://{uri.format(SECRET)}"}, required=())
+    assert SECRET not in str(caught.value)
+    assert "a password's @ is %40" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://u:a%40b%2Fc@h,i:1,[::1]:2/d%40e?sslcert=a@b",
+        "postgres://u@/d?host=@socket",
+        "postgresql://%2Frun%2Fa%40b/d",
+        "postgresql://u@h?user=a/b@c",
+        "host=/run/a@b,c port=1,",
+        "host=a password=b@c/d@e dbname=f@g",
+    ],
+)
+def test_a_connection_string_with_signs_of_its_own_is_taken(dsn: str) -> None:
+    """Sockets, several hosts, and an @ that is escaped or is none of an address."""
+    assert load_config(None, (), {**GIVEN, "source.dsn": dsn}, {}).source.dsn.get_secret_value() == dsn
+
+
 def test_single_underscore_is_an_error() -> None:
     """PARAPPLY_SOURCE_DSN, a likely slip, is not passed over; variables that are no configuration are."""
     lines = errors_of(environ={"PARAPPLY_SOURCE_DSN": SECRET, "PARAPPLY_FAILPOINT": "x", "PARAPPLY_PGBIN": "y"})

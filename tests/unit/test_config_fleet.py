@@ -128,6 +128,10 @@ def test_slots_of_different_names_differ(n_prefix: int, one: str, other: str) ->
         ('databases = [{name = "a", source = 7}]', r"databases\.a\.source: must be a section"),
         ('databases = [{name = "a b", apply = {workers = 0}}]', r'databases\."a b": apply\.workers: must be a whole'),
         ('databases = [{name = "a", source = {dsn = "hst=1"}}]', r"databases\.a: source\.dsn: unknown parameter hst"),
+        (
+            'databases = [{name = "a", source = {dsn = "postgres://u:p@x/y@h"}}]',
+            r"databases\.a: source\.dsn: must name",
+        ),
         ('databases = ["a", {name = "b", source = {slot = "app_a"}}]', r"databases\.b: source\.slot: is also the slot"),
         (
             'databases = [{name = "a", apply = {max_batch_bytes = 33554432}}]',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib
 import io
 import json
@@ -13,9 +14,14 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 import pytest
 import structlog
+from psycopg.pq import Conninfo
 
 from docs.site.log_events import EVENTS
 from parapply import logs
+from parapply.copy.schema import connection
+from parapply.cutover.pooler import without_secrets
+from parapply.errors import ConfigError
+from parapply.login import Login
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,6 +137,36 @@ def test_secrets_are_hidden(output_format: str) -> None:
         log.exception("daemon_failed")
     assert b"hunter2" not in stream.getvalue()
     assert b"***" in stream.getvalue()
+
+
+@pytest.mark.parametrize("output_format", ["logfmt", "console"])
+def test_names_do_not_act_on_a_terminal(output_format: str) -> None:
+    """Signs of control and direction come as their escapes, also in a traceback, which keeps its lines."""
+    stream = io.BytesIO()
+    logs.configure("info", output_format, stream)
+    for name in ("a\x1b[2Jb\x9b2J\u202ec\rd", "a b\x1b[2J\x9b2J\u202e\rd"):
+        logs.get_logger().info("source_lost", relation=name)
+        try:
+            raise ValueError(name)  # noqa: TRY301  its text is to be in a traceback
+        except ValueError:
+            logs.get_logger().exception("daemon_failed")
+    text = stream.getvalue().decode()
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert text.count("\\u202e") == 4
+    assert ("\n    raise ValueError(name)" in text) is (output_format == "console")
+
+
+def test_each_secret_of_a_connection_string_is_known() -> None:
+    """Those that libpq marks: logs hide them, notes leave them out, and no command line shows them."""
+    marked = {one.keyword.decode() for one in Conninfo.get_defaults() if one.dispchar in {b"*", b"D"}}
+    harmless = {"replication", "sslkeylogfile"}  # a mode, and the name of a file
+    assert marked - harmless <= logs.SECRETS
+    for name in marked - harmless:
+        assert "hunter2" not in logs.redact_text(f"host=a {name}=hunter2")
+        assert without_secrets(f"host=a {name}=hunter2") == "host=a"
+        if name != "password":
+            with pytest.raises(ConfigError, match=f"{name} cannot be handed"):
+                asyncio.run(connection(Login(f"host=a {name}=hunter2"), {}))
 
 
 def test_foreign_records_come_the_same_way_once() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parapply import sharing
+from parapply.config_fleet import CONTROL_CONNECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -137,7 +138,7 @@ class Code(Enum):
         "use PostgreSQL's default of 60 s",
     )
     IDLE_SLOT_TIMEOUT = Kind(
-        _S, _WARNING, "the publisher invalidates the slot when the daemon was down that long: all is copied again",
+        _S, _WARNING, "the publisher invalidates the slot when the daemon was down that long: it takes a heal",
         "make it longer than the daemon may ever be down, or 0",
     )
     WAL_RETENTION = Kind(
@@ -201,7 +202,7 @@ class Code(Enum):
         "grant it, or the daemon stops where the slot is lost",
     )
     TARGET_CONNECTIONS = Kind(
-        _T, _REFUSED, "the daemon opens apply.workers + 3 sessions at most",
+        _T, _REFUSED, f"the daemon opens apply.workers + {CONTROL_CONNECTIONS} sessions",
         "raise max_connections or the limit of the role or database, or lower apply.workers", is_arguable=True,
     )
     ORIGINS_NEEDED = Kind(

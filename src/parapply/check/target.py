@@ -20,6 +20,7 @@ from psycopg import sql
 from parapply.amounts import few
 from parapply.check.kinds import Code, Finding
 from parapply.check.server import Server, read_server
+from parapply.config_fleet import CONTROL_CONNECTIONS
 from parapply.conflict.policies import Rules
 from parapply.errors import TargetRefused
 from parapply.source.slot import read_rows
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from parapply.config import Config
     from parapply.target.session.settings import Connection
 
-#: Sessions of a daemon besides its workers.
-_OTHER_SESSIONS: Final = 3
 #: Locale providers as pg_database names them.
 _PROVIDERS: Final = {"c": "libc", "i": "ICU", "b": "built-in", "d": "default"}
 
@@ -169,7 +168,7 @@ def _of_two_phase(config: Config, source: Server, target: TargetSide) -> Iterato
 def _of_room(config: Config, server: Server) -> Iterator[Finding]:
     apply = config.apply
     # Later workers of "auto" make do with the free ones, and the daemon's log says so.
-    needed, free = apply.first_workers + _OTHER_SESSIONS, server.free_connections()
+    needed, free = apply.first_workers + CONTROL_CONNECTIONS, server.free_connections()
     if free < needed:
         role = sql.Identifier(server.role).as_string(None)
         yield Finding(

@@ -21,6 +21,7 @@ import psycopg
 from psycopg import conninfo, sql
 
 from parapply.errors import ConfigError, SourceRefused, TargetRefused
+from parapply.logs import SECRETS
 from parapply.quoting import identifier, qualified
 from parapply.source.ddl_automatic import TRIGGERS
 from parapply.source.slot import source_errors
@@ -144,13 +145,13 @@ async def connection(login: Login, environ: Mapping[str, str]) -> tuple[str, dic
         parameters: dict[str, Any] = conninfo.conninfo_to_dict(login.dsn)
     except Exception as error:
         raise ConfigError("source.dsn: not a connection string of PostgreSQL") from error
-    if parameters.get("sslpassword"):
+    password = parameters.pop("password", None)
+    if shown := [name for name in SECRETS if parameters.get(name)]:
         raise ConfigError(
-            "source.dsn: sslpassword cannot be handed to pg_dump without showing it to everybody on the machine",
+            f"source.dsn: {shown[0]} cannot be handed to pg_dump without showing it to everybody on the machine",
             hint="run pg_dump --schema-only by hand, and init without --schema",
         )
     variables = dict(environ)
-    password = parameters.pop("password", None)
     if login.command is not None:
         with source_errors("asking for pg_dump's password"):
             # pg_dump cannot ask for another one.

@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from parapply.driver import Session, lost_hint
 from parapply.errors import ParapplyError
+from parapply.logs import SECRETS
 from parapply.quoting import identifier, plain_literal
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 def without_secrets(dsn: str) -> str:
     """Return a connection string without what must not be shown or noted."""
     parts: dict[str, Any] = conninfo_to_dict(dsn)
-    return make_conninfo(**{key: value for key, value in parts.items() if key not in {"password", "sslpassword"}})
+    return make_conninfo(**{key: value for key, value in parts.items() if key not in SECRETS})
 
 
 class Pooler:

@@ -54,7 +54,8 @@ SELECT DISTINCT w.schema_name || '.' || w.table_name
   LEFT JOIN LATERAL pg_catalog.pg_partition_tree(named.oid) AS p ON p.isleaf
   JOIN pg_catalog.pg_class AS c ON c.oid = COALESCE(p.relid, named.oid) AND c.relkind = 'r'
  WHERE c.relreplident = 'n' OR (c.relreplident = 'd' AND NOT EXISTS (
-       SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid))
+       SELECT FROM pg_catalog.pg_index AS i
+        WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid AND i.indimmediate))
     OR (pg_catalog.current_setting('server_version_num')::int >= 180000 AND EXISTS (
        SELECT FROM pg_catalog.pg_attribute AS a
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> ''

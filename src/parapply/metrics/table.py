@@ -95,7 +95,7 @@ LSN: Final = Metric(
     "parapply_lsn_bytes",
     "LSNs as numbers. source: end of the publisher's WAL as last heard. received: read from the stream. highest: the "
     "newest commit on the target. lowest: the watermark, everything up to here is on the target. durable: and on its "
-    "disk. confirmed: reported to the publisher.",
+    "disk. confirmed: reported to the publisher. prepared: the oldest PREPARE that waits for its outcome.",
     ("position",),
 )
 
@@ -221,7 +221,8 @@ PREPARED: Final = Metric(
     "parapply_prepared_transactions", "Transactions prepared on the target that wait for their outcome."
 )
 TABLES_WAITING: Final = Metric(
-    "parapply_tables_waiting", "Tables that are published and not applied, until `parapply refresh` copies them."
+    "parapply_tables_waiting",
+    "Tables that are published and not applied, until `parapply refresh` copies them, or `resume` what is paused.",
 )
 APPLYLOG_DROPPED: Final = _counter(
     "parapply_applylog_dropped_total", "Records of the apply log that were lost: disk full or too slow."

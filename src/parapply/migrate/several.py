@@ -361,8 +361,8 @@ def write_run_config(path: Path, names: Sequence[str], template: Path | None) ->
     try:
         shared = template.read_text(encoding="utf-8") if template is not None else ""
         new.unlink(missing_ok=True)
-        # The template may hold a password.
-        new.touch(mode=0o600)
+        # The template may hold a password, so neither a file nor a link of another user is taken.
+        new.touch(mode=0o600, exist_ok=False)
         new.write_text(f"{databases_line(names)}\n{shared}", encoding="utf-8")
         if template is not None:
             new.chmod(template.stat().st_mode & 0o777)

@@ -23,7 +23,7 @@ from parapply.engine.job import SetJob
 from parapply.engine.state import EngineState
 from parapply.engine.workers import Scaling
 from parapply.errors import ApplyFailed, ConfigError, ParapplyError, SlotLost, SourceLost, SourceRefused, TargetLost
-from parapply.logs import get_logger
+from parapply.logs import get_logger, redact_text
 from parapply.model import format_lsn, format_time
 from parapply.retention import wal_limit
 from parapply.runtime.apply.conflicts import ConflictHandler
@@ -412,7 +412,7 @@ class Epoch:
             await self._drain(tasks, abort)
         shown = DaemonState.LOST if isinstance(error, SlotLost) else DaemonState.STOPPED
         shown = DaemonState.RECONNECTING if isinstance(error, SourceLost) else shown
-        reason = error.line() if isinstance(error, ParapplyError) else type(error).__name__
+        reason = redact_text(error.line()) if isinstance(error, ParapplyError) else type(error).__name__
         await self._last_word(tasks, shown, reason)
         if not isinstance(error, SourceLost):
             await self._confirm(tasks)

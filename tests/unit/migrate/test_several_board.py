@@ -1,18 +1,17 @@
-"""Lines of several migrations that run at the same time: whole, and each with the name of its database."""
+"""Several migrations at the same time: each line whole and with its database's name, and a file of their databases."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
+import pytest
 
-from parapply.migrate.several import Board
+from parapply.errors import ConfigError
+from parapply.migrate.several import Board, write_run_config
 from parapply.vocabulary import MigrationStep
-
-if TYPE_CHECKING:
-    import pytest
 
 _HOSTILE = "a\x1b[2J\n%s"
 
@@ -54,3 +53,19 @@ def test_documents_name_their_database(capsys: pytest.CaptureFixture[str]) -> No
     found = [json.loads(line) for line in documents]
     assert sorted([one["database"] for one in found]) == [_HOSTILE, "b"]
     assert {(one["step"], one["state"]) for one in found} == {("copy", "done")}
+
+
+def test_a_file_with_a_password_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that another user of the folder makes just before the file would have the password, or lose its own text."""
+    template, theirs, unlink = tmp_path / "template", tmp_path / "theirs", Path.unlink
+    template.write_text("password=hunter2")
+    theirs.touch()
+
+    def unlink_and_lose(path: Path, *, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok=missing_ok)
+        path.symlink_to(theirs)
+
+    monkeypatch.setattr(Path, "unlink", unlink_and_lose)
+    with pytest.raises(ConfigError, match=r"run\.toml\.new: File exists"):
+        write_run_config(tmp_path / "run.toml", ["a"], template)
+    assert not theirs.read_text()

@@ -173,8 +173,9 @@ def _slot(monitor: Monitor, now_s: float, fresh_s: float) -> Values:
 
 
 def _positions(parts: Parts) -> dict[tuple[str, ...], float]:
-    watermark = parts.engine.watermark
+    watermark, prepared_lsn = parts.engine.watermark, parts.admission.two_phase.oldest_lsn
     return {
+        **({("prepared",): prepared_lsn} if prepared_lsn else {}),
         ("received",): parts.batcher.received_lsn,
         ("highest",): watermark.high_lsn,
         ("lowest",): watermark.low_lsn,

@@ -68,6 +68,11 @@ class TwoPhase:
         """Return the number of transactions that wait for their outcome."""
         return len(self._pending)
 
+    @property
+    def oldest_lsn(self) -> int:
+        """Return the end LSN of the oldest PREPARE among them; 0: there is none."""
+        return min([end_lsn for _, end_lsn in self._pending.values()], default=0)
+
     def gid(self, message: BeginPrepare | Prepare | StreamPrepare) -> str:
         """Return the name of a transaction on the target."""
         return gid_of(self._slot_id, message.xid, message.end_lsn)

@@ -226,7 +226,8 @@ def _table(schema: str, name: str, row: Sequence[Any]) -> TableFacts:
         # Confirmed changes must survive, because the publisher does not send them again.
         raise TargetRefused(
             f"target table {schema}.{name} is UNLOGGED: a crash of the server would empty {', '.join(unlogged)}",
-            hint="ALTER TABLE ... SET LOGGED; what a crash has taken since, `parapply refresh --table` copies",
+            hint="ALTER TABLE ... SET LOGGED; what a crash has taken since, `parapply refresh --table ... --truncate`"
+            " brings back",
         )
     row_triggers = tuple(filter(None, [_row_trigger(one) for one in row_code]))
     plain = {one.name for one in row_triggers}

@@ -37,7 +37,7 @@ CREATE TABLE {s}.slots (
     version text NOT NULL DEFAULT '',  -- Version of the daemon.
     started_at timestamptz,  -- When the daemon last connected to both ends.
     updated_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
-        -- When this row was last written; an old time means that no daemon runs.
+        -- When this row was last written; old: no daemon runs, or it is reconnecting or retrying, as state says.
     shown_every_s double precision NOT NULL DEFAULT 1,
         -- Seconds until a daemon that lives writes it again; more while nothing comes.
     two_phase text NOT NULL DEFAULT 'disabled',
@@ -329,7 +329,7 @@ SELECT slot.slot_name,  -- Replication slot on the publisher.
        slot.workers,  -- Number of worker connections.
        slot.state,  -- State of the daemon.
        slot.reason,  -- Why it is in that state, if it is not plain.
-       slot.updated_at,  -- When the daemon last wrote; an old time means that no daemon runs.
+       slot.updated_at,  -- When the daemon last wrote; old: none runs, or it is reconnecting or retrying, as state says.
        slot.two_phase,  -- disabled, pending or enabled: whether PREPARE is applied as such.
        slot.reading,  -- How the slot is read, and why so: stream, or ranges (of WAL, with much to catch up).
        slot.shown_every_s  -- Seconds until a daemon that lives writes again; more while nothing comes.
