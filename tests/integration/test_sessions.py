@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from psycopg import sql, waiting
 
 from parapply import logs
-from parapply.config import Config, load_config
+from parapply.config import Config, TableConfig, load_config
 from parapply.config_values import Secret
 from parapply.driver import Session
 from parapply.errors import ParapplyError, SlotBusy, SourceLost, SourceRefused, TargetLost, TargetRefused
@@ -433,6 +433,26 @@ async def test_a_table_made_to_fit_after_it_was_read_ahead_is_read_again(
     assert [plan.relation.name for plan in tables.plans.known.values()] == ["t"]
     assert [type(error) for error in tables.plans.refused.values()] == [TargetRefused]
     await ahead.close()
+
+
+async def test_code_counts_as_run_also_when_it_is_dropped(target_db: Database, control_pool: ControlPool) -> None:
+    """It may have set synchronous_commit to off in a worker's session; a trigger that the role leaves out never did."""
+    target_db.execute(
+        "CREATE TABLE t (i int PRIMARY KEY); CREATE TRIGGER u BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION"
+        " suppress_redundant_updates_trigger()"
+    )
+    ahead = CataloguePrefetch(control_pool, "replica", _names)
+    tables = TablePlans(control_pool, ahead, "replica", {"public.t": TableConfig(parallel="always")})
+    announced = relation("t", "i")
+    await tables.resolve([announced])
+    seen = [tables.has_code]
+    for what in ("ALTER TABLE t ENABLE ALWAYS TRIGGER u", "DROP TRIGGER u ON t"):
+        target_db.execute(what)
+        await tables.refresh([announced])
+        seen.append(tables.has_code)
+    await ahead.close()
+    assert seen == [False, True, True]
+    assert (tables.plans.may_be_serial, tables.plans.known[announced].runs_code) == (False, False)
 
 
 async def test_a_refused_table_stays_so_while_it_is_looked_up_again(

@@ -28,7 +28,11 @@ from tests.fixtures.table_rows import contents
 from tests.fixtures.two_phase import decide, write_prepared
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from pathlib import Path
+    from subprocess import CompletedProcess
+
+    import psycopg
 
     from tests.fixtures.databases import Database
     from tests.fixtures.servers import NewDatabase, OwnServers
@@ -146,6 +150,46 @@ def test_other_settings_are_predicted_from_one_run(capture: Capture, target_db: 
     beside = json.loads(replay(capture.folder, target_db, *options).stdout)["runs"]
     assert beside[0] == first
     assert (beside[1]["seconds"], beside[1]["predicted"]) == (measured["runs"][1]["seconds"], other["predicted"])
+
+
+@pytest.mark.pg_majors(15, 18)
+def test_t58_prepared_while_the_slot_was_made(capture: Capture, target_db: Database) -> None:
+    """T-58: prepared before the slot had its position, each comes once with its COMMIT PREPARED, whole or streamed."""
+    source, gids = capture.source, [f"{capture.source.dbname}_{n}" for n in range(2)]
+    waits = ("SELECT count(*) FROM pg_locks AS l JOIN pg_replication_slots AS s ON s.active_pid = l.pid"
+             f" WHERE s.slot_name = '{capture.slot}' AND NOT l.granted AND l.transactionid = '{{}}'::xid")  # fmt: skip
+
+    def wait_for(other: psycopg.Connection, running: Future[CompletedProcess[str]]) -> None:
+        ((xid,),) = other.execute("SELECT pg_current_xact_id()::text").fetchall()
+        while source.rows(waits.format(xid)) == [(0,)] and not running.done():
+            wait([running], timeout=0.02)
+
+    with ThreadPoolExecutor(1) as threads, source.session("first") as first, source.session("second") as second:
+        # The slot waits for all that is open when it begins, and then for all that is open at the end of that wait.
+        first.execute("BEGIN; SELECT pg_current_xact_id()")
+        running = threads.submit(capture.run)
+        wait_for(first, running)
+        second.execute("BEGIN; SELECT pg_current_xact_id()")
+        first.execute("COMMIT")
+        wait_for(second, running)
+        for n, gid in enumerate(gids):
+            write_prepared(source, gid, f"INSERT INTO evt SELECT {n}, 'x' FROM generate_series(1, 5)")
+        second.execute("COMMIT")
+        begun = running.result()
+    assert begun.returncode == 0, begun.stderr
+    decide(source, gids[0], "COMMIT")
+    source.execute("INSERT INTO evt VALUES (2, 'has both streamed that are prepared')")
+    decide(source, gids[1], "COMMIT")
+    capture.go_on()
+    found = look(capture.folder)
+    kinds = [frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + 1] for place in found.places
+             if place.header.kind is BlockKind.FRAMES
+             for group in groups(capture.folder, place)[1] for frame in group.frames]  # fmt: skip
+    assert kinds.count(b"K") == 2
+    assert {b"P", b"p"} & set(kinds), kinds
+    done = replay(capture.folder, target_db)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert contents(target_db, "public") == contents(source, "public")
 
 
 def test_a_torn_file_is_refused_by_name_and_the_capture_goes_on(capture: Capture, target_db: Database) -> None:

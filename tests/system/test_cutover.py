@@ -615,6 +615,37 @@ def test_what_is_prepared_behind_the_fence_is_late(ends: Ends, *, is_committed: 
     assert n_prepared(ends.target) == 0
 
 
+def test_what_is_prepared_on_the_target_is_refused_before_the_turn(ends: Ends) -> None:
+    """A way back with two_phase would get of it the outcome alone, and its rows would be on the new primary only."""
+    ends.ahead, ends.back = replace(ends.ahead, settings=TWO_PHASE), replace(ends.back, settings=TWO_PHASE)
+    ends.source.rows(f"SELECT pg_drop_replication_slot('{ends.ahead.slot}')")
+    make_slot(ends.ahead, is_two_phase=True)
+    ends.path.write_text(ends.path.read_text().replace("[source]", "[source]\ntwo_phase = true"))
+    ends.start(ends.ahead)
+    for is_late in (False, True):
+        write = ["BEGIN", "INSERT INTO evt VALUES (8)", "PREPARE TRANSACTION 'kept'"]
+        with ends.target.connect(user=TARGET_ROLE) as kept:
+            if is_late:
+                with ends.held("cutover_stopping", *_UNCOMPARED) as done:
+                    for text in write:
+                        kept.execute(text)
+                refused = done[0]
+            else:
+                for text in write:
+                    kept.execute(text)
+                refused = ends.run(*_UNCOMPARED)
+                ends.check_nothing_left()
+            assert (refused.returncode, "target: 1 transactions are prepared: kept;" in refused.stderr) == (4, True), (
+                refused
+            )
+            kept.execute("COMMIT PREPARED 'kept'")
+    assert ends.run(*_UNCOMPARED).returncode == 0
+    back = ends.start(ends.back)
+    ends.target.execute("INSERT INTO evt VALUES (9)")
+    back.wait_caught_up()
+    assert ends.source.rows("SELECT n FROM evt") == [(9,)]
+
+
 def _defy(ends: Ends, number: int) -> None:
     with ends.source.connect(options="-c default_transaction_read_only=off") as session:
         session.execute(f"INSERT INTO evt VALUES ({number})".encode())

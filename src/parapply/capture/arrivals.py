@@ -75,7 +75,7 @@ def arrivals(read: Read, part: int) -> Arrivals:
 
 def _ends(read: Read) -> Iterator[tuple[int, int, int]]:
     """Yield arrival, end and changes of transactions that ended together."""
-    after, counting = After(0, is_parallel=read.is_parallel), _Counting()
+    after, counting = After(0, begin_lsn=read.begin_lsn, is_parallel=read.is_parallel), _Counting()
     for place in read.places:
         if place.header.kind in WITH_FRAMES:
             for group in folders.groups(read.folder, place)[1]:

@@ -68,6 +68,11 @@ class CaptureFound(NamedTuple):
         return max(index for index, place in enumerate(self.places) if place.header.is_between)
 
 
+def begin_lsn(places: Sequence[CapturedBlock]) -> int:
+    """Return where the slot of a capture's blocks began; 0: it has no position yet."""
+    return next((place.header.end_lsn for place in places if place.header.end_lsn), 0)
+
+
 def names(folder: Path) -> list[str]:
     """Return the names of a folder's files, in order; raise CaptureRefused if the folder cannot be read."""
     try:
@@ -244,6 +249,8 @@ class CaptureWriter:
         self._number = 0
         #: Everything up to there is synced.
         self.end_lsn = 0
+        #: Where the slot began; 0: it has no position yet.
+        self.begin_lsn = 0
         self._is_between = True
         #: Streamed transactions that are open behind the last block.
         self._open: tuple[int, ...] = ()
@@ -281,7 +288,7 @@ class CaptureWriter:
         failpoints.probe(failpoints.CAPTURE_CUT)
         self.n_bytes = sum((self._folder / name).stat().st_size for name in names(self._folder))
         self._capture, self._number = found.capture, last + 1
-        self.end_lsn = place.header.end_lsn
+        self.end_lsn, self.begin_lsn = place.header.end_lsn, begin_lsn(found.places[: last + 1])
         self._file = int(place.file.partition(".")[0])
         self._file_bytes = place.end
         self._fd = os.open(self._folder / place.file, os.O_WRONLY | os.O_APPEND)
@@ -397,6 +404,7 @@ class CaptureWriter:
         self.n_bytes += len(data)
         self._number += 1
         self.end_lsn, self._is_between = header.end_lsn, header.is_between
+        self.begin_lsn = self.begin_lsn or self.end_lsn
 
 
 def _sync_entry(path: Path) -> None:

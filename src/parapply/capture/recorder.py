@@ -178,17 +178,23 @@ class Recorder:
             case StreamAbort():
                 if message.xid == message.subxid:
                     self._open.pop(message.xid, None)
+            case Prepare() | StreamPrepare() if message.end_lsn <= self._writer.begin_lsn:
+                # Prepared before the slot began: with its outcome, which follows, all of it would come again.
+                self._is_inside = True
             case StreamCommit() | StreamPrepare():
                 self._open.pop(message.xid, None)
                 self._end_lsn = message.end_lsn
             case RollbackPrepared():
+                self._open.pop(message.xid, None)
                 self._end_lsn = message.rollback_end_lsn
+            case CommitPrepared():
+                self._is_inside = False
+                self._open.pop(message.xid, None)
+                self._end_lsn = message.end_lsn
             case Commit() | Prepare():
                 self._is_inside = False
                 self._end_lsn = message.end_lsn
-            case CommitPrepared():
-                self._end_lsn = message.end_lsn
-        return True
+        return not self._is_inside
 
     async def _relation(self, frame: bytes, now_us: int) -> None:
         message = decode(frame[_KIND_AT:], in_stream=self._is_in_stream)

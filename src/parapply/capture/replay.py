@@ -136,8 +136,7 @@ class CapturedConnector(Connector):
 
     async def _adopt(self, source: slot.Connection, control: settings.Connection) -> state.SlotState:  # noqa: ARG002
         schema, facts = self._config.target.state_schema, self._facts()
-        begin_lsn = next(place.header.end_lsn for place in self._read.places if place.header.end_lsn)
-        await state.create(control, schema, connect.new_slot(self._config, facts, begin_lsn))
+        await state.create(control, schema, connect.new_slot(self._config, facts, self._read.begin_lsn))
         return await self._known(control)
 
     async def _known(self, control: settings.Connection) -> state.SlotState:

@@ -14,6 +14,7 @@ from parapply.capture import folder as folders
 from parapply.capture.blocks import KIND, XID, BlockKind
 from parapply.capture.recorder import abort_frame
 from parapply.model import POSTGRES_EPOCH_US
+from parapply.source.history import end_of
 from parapply.source.slot import SourcePosition
 from parapply.vocabulary import Reading
 from parapply.wire.copy import Keepalive
@@ -29,7 +30,7 @@ from parapply.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from parapply.capture.blocks import CapturedBlock, FrameGroup
@@ -53,16 +54,25 @@ class Read(NamedTuple):
     speed: float  # 1.0: as it came; infinity: as fast as it goes
     until_lsn: int  # end of the last transaction that is read
 
+    @property
+    def begin_lsn(self) -> int:
+        """Return where its slot began; 0: without blocks."""
+        return folders.begin_lsn(self.places)
+
 
 class After:
     """Leaves out transactions that ended up to an LSN, as a publisher does. Announcements stay, streams abort.
 
     For the publisher the announcement holds that it sent last, once the transaction that has it ends. One that came to
     hold by something that is left out is handed on before the next transaction begins.
+
+    A late transaction was prepared before the slot began: it is sent together with its COMMIT PREPARED, and ends there
+    (trap T-58). Up to then it is held in memory, whatever its size, unless it was streamed.
     """
 
-    def __init__(self, lsn: int, *, is_parallel: bool) -> None:
+    def __init__(self, lsn: int, *, begin_lsn: int, is_parallel: bool) -> None:
         self._lsn = lsn
+        self._begin_lsn = begin_lsn
         self._is_parallel = is_parallel
         self._is_over = False
         self._is_left_out = False
@@ -77,13 +87,16 @@ class After:
         #: transaction begins.
         self._in_force: dict[bytes, int] = {}
         self._due: dict[bytes, tuple[int, bytes]] = {}
+        #: Frames from the beginning or the PREPARE of a late transaction on; and the end of the last one that was late.
+        self._late: list[bytes] = []
+        self._late_lsn = 0
         #: End of the last transaction that was seen.
         self.end_lsn = lsn
 
     def take(self, frames: Sequence[bytes]) -> list[bytes]:
         """Return the frames to hand on; raise ProtocolError if a frame cannot be read."""
         kept: list[bytes] = []
-        for frame in frames:
+        for frame in self._decided(frames):
             kind = frame[KIND]
             if kind in _ENDS:
                 kept += self._end(kind, frame)
@@ -98,6 +111,29 @@ class After:
             else:
                 self._is_left_out = True
         return kept
+
+    def _decided(self, frames: Sequence[bytes]) -> Iterator[bytes]:
+        """Yield frames, but hold a late transaction until its end is known."""
+        for frame in frames:
+            kind = frame[KIND]
+            if kind in _PREPARES and not (self._late and kind == b"P"):
+                message = decode(frame[KIND.start :])
+                assert isinstance(message, BeginPrepare | Prepare | StreamPrepare), "by its kind"
+                if message.end_lsn <= self._begin_lsn:
+                    # It comes again if a capture was killed before its outcome, which counts then for this one.
+                    yield from self._release(0)
+                    self._late.append(frame)
+                    continue
+            if not self._late:
+                yield frame
+                continue
+            self._late.append(frame)
+            if kind == b"K":
+                yield from self._release(end_of(frame[KIND.start :])[0])
+
+    def _release(self, end_lsn: int) -> list[bytes]:
+        late, self._late, self._late_lsn = self._late, [], end_lsn
+        return late
 
     def _note(self, kind: bytes, frame: bytes) -> list[bytes]:
         if kind == b"S":
@@ -137,13 +173,15 @@ class After:
         message = decode(frame[KIND.start :])
         if isinstance(message, RollbackPrepared):
             end_lsn = message.rollback_end_lsn
+            self._announced.pop(message.xid, None)
         else:
             assert isinstance(
                 message, BeginPrepare | Commit | CommitPrepared | Prepare | StreamCommit | StreamPrepare
             ), "these have an end"
-            end_lsn = message.end_lsn
+            end_lsn = message.end_lsn if message.end_lsn > self._begin_lsn else self._late_lsn
         is_handed_on = end_lsn > self._lsn
-        xid = message.xid if isinstance(message, StreamCommit | StreamPrepare) else 0
+        # The stream of a late one that is rolled back has no other end.
+        xid = message.xid if isinstance(message, StreamCommit | StreamPrepare | RollbackPrepared) else 0
         for number, bare in self._announced.pop(xid, []):
             # The one that was handed on behind its place would hold where this is the later one.
             self._put_in_force(number, bare, is_due=not is_handed_on or number <= self._n_moved)
@@ -159,7 +197,8 @@ class After:
 
 
 _IN_STREAMS: Final = frozenset({b"S", b"E", b"A", b"R"})
-_ENDS: Final = frozenset({b"C", b"c", b"b", b"P", b"K", b"r", b"p"})
+_PREPARES: Final = frozenset({b"b", b"P", b"p"})
+_ENDS: Final = frozenset({b"C", b"c", b"K", b"r", *_PREPARES})
 
 
 def first_place(places: Sequence[CapturedBlock], lsn: int) -> int:
@@ -184,7 +223,7 @@ class CapturedStream:
         self._has_room = asyncio.Event()
         self._on_readable: Callable[[], None] | None = None
         self._is_calling = False
-        self._after = After(0, is_parallel=read.is_parallel)
+        self._after = After(0, begin_lsn=0, is_parallel=read.is_parallel)
         #: Beginning of the pace: by the loop's clock, and as arrival.
         self._begun_s = 0.0
         self._begun_us = 0
@@ -203,7 +242,7 @@ class CapturedStream:
 
     def begin(self, lsn: int) -> None:
         """Leave out all that ends up to an LSN."""
-        self._after = After(lsn, is_parallel=self._read.is_parallel)
+        self._after = After(lsn, begin_lsn=self._read.begin_lsn, is_parallel=self._read.is_parallel)
         self._given_lsn = self.confirmed_flush_lsn = lsn
 
     @property

@@ -487,7 +487,11 @@ class _Cutover:
             old_id, _ = await way_back.stale_state(back, reverse)
             if old_id is not None:
                 await way_back.drop_state(back, reverse, old_id)
-            await self._enter(CutoverStep.TURNING, takeover_lsn=await fence.mark(back.source))
+            # On both sides of the mark, because a client may prepare one just before it, or end it just after.
+            await self._look.check_prepared()
+            takeover_lsn = await fence.mark(back.source)
+            await self._look.check_prepared()
+            await self._enter(CutoverStep.TURNING, takeover_lsn=takeover_lsn)
         assert self._notes.row.takeover_lsn is not None
         await way_back.make_state(back, reverse, self._notes.row.takeover_lsn)
         async with self._meeting.at_poolers:

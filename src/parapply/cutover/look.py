@@ -139,6 +139,24 @@ class CutoverLook:
         for error in self._of_copies(copied, low_lsn):
             raise error
 
+    async def check_prepared(self) -> None:
+        """Refuse transactions that are prepared on the target by others than the stream that runs.
+
+        Raises:
+            TargetRefused: there are some, and the way back, once it has begun, would be sent their outcome alone.
+        """
+        if not self._reverse.source.two_phase:
+            return
+        own = await prepared.pending(self._ahead.target, self._forward.target.state_schema, self._slot_id)
+        held = set(await fence.prepared(self._back.source)) - {gid for gid, _ in own.values()}
+        if held:
+            raise TargetRefused(
+                f"target: {len(held)} transactions are prepared: {few(sorted(held))}; the way back would get their"
+                " outcome, and not their changes",
+                hint="COMMIT PREPARED or ROLLBACK PREPARED them, on its publisher what another slot brought, and give"
+                " the same command again",
+            )
+
     def _of_copies(self, copied: copies.Copies, low_lsn: int) -> Iterator[ParapplyError]:
         # One that is dropped since, or no more published, is of no concern.
         names = {each for table in self._tables for each in (table.full_name, *_leaves(table))}
@@ -324,7 +342,11 @@ class CutoverLook:
             )
 
     async def _of_slot(self) -> AsyncIterator[ParapplyError]:
-        """Yield the reasons why an existing slot cannot be used for the way back."""
+        """Yield the reasons why the slot of the way back would leave something out, or cannot be used."""
+        try:
+            await self.check_prepared()
+        except TargetRefused as error:
+            yield error
         name = self._reverse.source.slot
         facts = await slot.inspect(self._back.source, name)
         if facts.slot is None:

@@ -126,9 +126,9 @@ class Durability:
     def committed(self, now_s: float, *, is_synchronous: bool, is_believed: bool = True) -> bool:
         """Take a commit that the target has acknowledged; return whether to look at once.
 
-        Code on the target may have set synchronous_commit to off in its transaction, and of what was left out no record
-        says that the watermark is behind it, so these are not believed. The next one that is, which begins after the
-        answer, is flushed with everything before it.
+        Code on the target may have set synchronous_commit to off for its transaction or session, and of what was left
+        out no record says that the watermark is behind it, so these are not believed. The next one that is, which
+        begins after the answer, is flushed with everything before it.
         """
         state = self.state
         self._committed_s = now_s

@@ -261,6 +261,7 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
     constants: tuple[Constant, ...] = ()
     #: Columns with the values of expressions, by wire position.
     replaced: dict[int, Replacement] = {}
+    runs_code: bool = False  # of triggers, rules or functions, be it trusted by the configuration
     #: Numbers in the place of the OIDs of table and tree, where only the rows with the constants are meant.
     own_oid: int = 0
     own_root_oid: int = 0

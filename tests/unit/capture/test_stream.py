@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from parapply.capture.arrivals import Arrivals
-from parapply.capture.blocks import CaptureStart
+from parapply.capture.blocks import BlockKind, CaptureStart
+from parapply.capture.folder import CaptureLimits, CaptureWriter
 from parapply.capture.lateness import Late, Lateness
+from parapply.capture.recorder import Recorder
 from parapply.capture.replay import CapturedConnector
 from parapply.capture.stream import After, CapturedStream, Read
 from parapply.config import Config
@@ -35,6 +37,8 @@ from tests.fixtures.recorded import STREAMS, frames_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from parapply.source.slot import Connection
 
 _ENDS = (CommitPrepared, Prepare, RollbackPrepared, StreamCommit, StreamPrepare)
 
@@ -60,7 +64,7 @@ def test_whatever_ended_before_does_not_come(name: str) -> None:
     ends = sorted({_end_of(one) for one in whole} - {0})
     assert len(ends) >= 3
     for lsn in [0, *ends]:
-        after = After(lsn, is_parallel=True)
+        after = After(lsn, begin_lsn=0, is_parallel=True)
         kept = _read(after.take(frames))
         found = [(_end_of(one), _rows(one)) for one in kept if _end_of(one)]
         assert found == [(_end_of(one), _rows(one)) for one in whole if _end_of(one) > lsn]
@@ -78,7 +82,7 @@ def test_every_announcement_stays(name: str) -> None:
     end = begin[:FRAME_HEADER_BYTES] + b"C\0" + (last + 8).to_bytes(8) + (last + 16).to_bytes(8) + bytes(8)
     more = [begin[:at] + (last + 8).to_bytes(8) + begin[at + 8 :], end]
     known = {one for transaction in _read(frames) for one in transaction.changes if isinstance(one, Relation)}
-    *_, latest = _read(After(last, is_parallel=True).take([*frames, *more]))
+    *_, latest = _read(After(last, begin_lsn=0, is_parallel=True).take([*frames, *more]))
     there = {one for one in latest.changes if isinstance(one, Relation)}
     assert {one.full_name for one in there} == {one.full_name for one in known}
 
@@ -136,7 +140,7 @@ def test_an_announcement_comes_in_force_as_if_nothing_was_left_out(ends: tuple[s
         whole = _in_force(frames)
         for lsn in range(15, 10 * len(words) + 25, 10):
             # Of the first one a file has only what it announced.
-            left = _in_force(After(lsn, is_parallel=True).take([frames[1], *frames[3:]]))
+            left = _in_force(After(lsn, begin_lsn=0, is_parallel=True).take([frames[1], *frames[3:]]))
             assert left == {end: column for end, column in whole.items() if end > lsn}, (words, lsn)
 
 
@@ -206,8 +210,80 @@ def test_a_message_between_begin_and_end_of_a_prepared_one_is_left_out() -> None
     prepared = [one for one in _read(frames) if isinstance(one.event, Prepare | BeginPrepare)]
     assert prepared
     lsn = max(one.end_lsn for one in prepared)
-    left = [one for one in _read(After(lsn, is_parallel=True).take(frames)) if isinstance(one.event, Prepare)]
+    left = [
+        one for one in _read(After(lsn, begin_lsn=0, is_parallel=True).take(frames)) if isinstance(one.event, Prepare)
+    ]
     assert [one.end_lsn for one in left if one.end_lsn <= lsn] == []
+
+
+_CHANGES = [build.insert(build.row(build.text(b"x"))), build.insert(build.row(build.text(b"y")))]
+#: Prepared from 900 to 950, before the slot began at 1000, and committed from 1100 to 1150: whole, and streamed.
+_LATE = {
+    "whole": [
+        build.begin_prepare(prepare_lsn=900, end_lsn=950),
+        *_CHANGES,
+        build.prepare(prepare_lsn=900, end_lsn=950),
+    ],
+    "streamed": [
+        build.stream_start(xid=700),
+        *[build.insert(build.row(build.text(value)), xid=700) for value in (b"x", b"y")],
+        build.stream_stop(),
+        build.stream_prepare(prepare_lsn=900, end_lsn=950),
+    ],
+}
+_DECIDED = build.commit_prepared(commit_lsn=1100, end_lsn=1150)
+
+
+def _wire(messages: Sequence[bytes]) -> list[bytes]:
+    return [build.xlog_data(one) for one in messages]
+
+
+@pytest.mark.parametrize("way", _LATE)
+def test_whatever_was_prepared_before_the_slot_began_ends_with_its_commit(way: str) -> None:
+    """It comes as the publisher sends it, however the frames are divided, or not at all (trap T-58).
+
+    A capture that was killed between its PREPARE and its commit may have it twice.
+    """
+
+    def seen(frames: Sequence[bytes]) -> list[tuple[str, int, int]]:
+        whole = Assembler(1 << 30, streaming_parallel=True, start_lsn=1000).push(frames)
+        return [(type(one.event).__name__, one.end_lsn, len(_rows(one))) for one in whole]
+
+    frames = _wire([*_LATE[way], _DECIDED])
+    for divided in ([frames], [[frame] for frame in frames]):
+        after = After(1000, begin_lsn=1000, is_parallel=True)
+        assert seen([one for group in divided for one in after.take(group)]) == seen(frames)
+        assert after.end_lsn == 1150
+    assert {n_rows for _, _, n_rows in seen(frames)} - {0} == {2}
+    assert not any(end_lsn for _, end_lsn, _ in seen(After(1150, begin_lsn=1000, is_parallel=True).take(frames)))
+    twice = After(1000, begin_lsn=1000, is_parallel=True).take(_wire([*_LATE[way], *_LATE[way], _DECIDED]))
+    assert seen(twice)[-len(seen(frames)) :] == seen(frames)
+    is_ended = [isinstance(one.event, StreamAbort) for one in Assembler(1 << 30, streaming_parallel=True).push(twice)]
+    assert sum(is_ended) == (way == "streamed")
+
+
+def test_a_stream_that_is_rolled_back_after_its_prepare_ends() -> None:
+    """Of one that was prepared before the slot began nothing but its ROLLBACK PREPARED ends it (trap T-58)."""
+    undone = build.rollback_prepared(prepare_end_lsn=950, rollback_end_lsn=1150)
+    frames = _wire([*_LATE["streamed"][:-1], undone])
+    left = _read(After(1150, begin_lsn=1000, is_parallel=True).take(frames))
+    assert [type(one.event) for one in left] == [Chunk, StreamAbort]
+
+
+@pytest.mark.parametrize("way", _LATE)
+async def test_a_capture_is_not_cut_between_a_late_transaction_and_its_commit(way: str, tmp_path: Path) -> None:
+    """It would come whole once more with the commit (trap T-58)."""
+    writer = CaptureWriter(tmp_path / "day", CaptureLimits(0, 1 << 30))
+    writer.write(BlockKind.POSITION, b"", time_us=0, end_lsn=1000)
+    recorder = Recorder(writer, cast("Connection", None), None, is_parallel=True)  # no table is announced
+    await recorder.take(_wire(_LATE[way]), 1)
+    # Of a stream all up to its PREPARE is written, and aborted if that is cut off.
+    assert (recorder.write(is_end=True), recorder.is_idle, writer.end_lsn) == (way == "streamed", False, 1000)
+    assert writer._open == ((700,) if way == "streamed" else ())
+    await recorder.take(_wire([_DECIDED]), 1)
+    assert (recorder.write(is_end=True), recorder.is_idle, writer.end_lsn) == (True, True, 1150)
+    assert not writer._open
+    writer.close()
 
 
 def test_changes_that_take_as_long_as_each_other_queue_by_their_arrival() -> None:

@@ -155,10 +155,11 @@ class Progress:
         """Record a commit that the target has acknowledged."""
         self._last_commit_time_us = job.batch.commit_time_us
         is_synchronous = self._stream.is_synchronous
+        tables = self._batcher.tables
         is_to_look = self._durability.committed(
             job.times.committed_s,
             is_synchronous=is_synchronous,
-            is_believed=not (self._batcher.tables.plans.may_be_serial or job.is_left_out),
+            is_believed=not (tables.plans.may_be_serial or tables.has_code or job.is_left_out),
         )
         if is_to_look:
             self._wake.set()

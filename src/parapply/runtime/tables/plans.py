@@ -100,6 +100,8 @@ class TablePlans:
         #: Publisher's OIDs of all relations ever planned, by name.
         self._oids: dict[tuple[str, str], set[int]] = {}
         self._serial: set[Relation] = set()
+        #: True once a planned table runs code: that may have changed settings of a worker's session for good.
+        self.has_code = False
         #: Fingerprint that a plan was made with, where it is known; the watch takes it from here.
         self._fingerprints: dict[Relation, tuple[int, str]] = {}
         #: Records of the tables whose batches had to be repeated; nearly always empty, and then nothing is counted.
@@ -284,6 +286,7 @@ class TablePlans:
         self._names |= names
         self._oids.setdefault(relation.full_name, set()).add(relation.oid)
         self._planned[relation] = plan
+        self.has_code = self.has_code or plan.runs_code
         self._enforce(relation)
         self._log.info("table_planned", relation=relation.qualified_name, lane=plan.lane.value, reason=plan.reason)
 

@@ -98,6 +98,7 @@ def match(  # noqa: PLR0913  each is a choice of the configuration
         unique_keys=unique.keys, foreign_keys=foreign, is_joined=parallel == "ordered" and lane is Lane.SERIAL,
         keeps_written_over=is_relaxed and bool(unique.keys or foreign),
         replaced={at: replacements[one.name] for at, one in enumerate(relation.columns) if one.name in replacements},
+        runs_code=bool(acting),
     )  # fmt: skip
     lane_reason = serial or why_no_set or _as_set(facts, columns, key_positions, is_full=is_full and not refusal)
     plan = replace(plan, reason=_reason(plan, [lane_reason], trusted, width_reasons, unique.phrases))

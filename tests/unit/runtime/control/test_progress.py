@@ -61,7 +61,7 @@ class _Lab:
         loop = asyncio.get_running_loop()
         self.reader: Any = SimpleNamespace(is_paused=False, heard_s=loop.time(), stream=self.stream)
         pool = SimpleNamespace(rest=Rest())
-        tables = SimpleNamespace(plans=SimpleNamespace(may_be_serial=False))
+        tables = SimpleNamespace(plans=SimpleNamespace(may_be_serial=False), has_code=False)
         self.batcher: Any = SimpleNamespace(
             received_lsn=_AT_LSN, holds_nothing=True, large=None, pool=pool, tables=tables
         )
@@ -307,6 +307,19 @@ async def test_a_stream_that_ends_at_a_report_of_a_commit_is_no_error_of_the_wor
     assert lab.engine.durable_lsn == 200
     with pytest.raises(SourceLost):
         await reporting
+
+
+async def test_a_commit_is_not_believed_where_code_may_have_made_it_quick() -> None:
+    """Trusted code also may set synchronous_commit to off, and its session keeps that: an advance makes it durable."""
+    lab = _Lab(is_apply_durable=True)
+    lab.batcher.tables.has_code = True
+    lab.commit(200)
+    assert lab.engine.durable_lsn == _AT_LSN
+    await lab.progress.advance()
+    assert lab.engine.durable_lsn == 200
+    lab.batcher.tables.has_code = False
+    lab.commit(300)
+    assert lab.engine.durable_lsn == 300
 
 
 async def test_reports_wait_for_their_time_where_no_commit_waits(monkeypatch: pytest.MonkeyPatch) -> None:

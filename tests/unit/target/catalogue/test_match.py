@@ -63,6 +63,7 @@ def test_code_on_the_target_is_serial(field: str) -> None:
     trusted = match(SENT, facts, parallel="always")
     assert (trusted.lane, trusted.is_table_exclusive) == (Lane.SET, False)
     assert 'parallel = "always" trusts trigger audit' in trusted.reason
+    assert (plan.runs_code, trusted.runs_code, match(SENT, KEYED).runs_code) == (True, True, False)
 
 
 WIDE = table([column("id"), column("a"), column("b", "text"), column("c"), column("d", "date")], key=["id"])
