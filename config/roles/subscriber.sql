@@ -20,6 +20,8 @@
 
 \set ON_ERROR_STOP on
 \set QUIET on
+-- What follows runs as a superuser: no operator or function of another schema may take the catalogue's place.
+SET search_path = pg_catalog, pg_temp;
 \if :{?role}
 \else
     \warn 'name the role: -v role=parapply_target'
