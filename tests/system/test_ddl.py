@@ -36,6 +36,12 @@ __all__ = ["pair"]
 
 _TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text);"
 _ON: Mapping[str, str | float] = {"ddl.apply": "true"}
+#: Matches what is looked up by name better than the catalogue's operator, and notes that it was called.
+_TRAP = """CREATE SEQUENCE public.ran; GRANT ALL ON SEQUENCE public.ran TO PUBLIC;
+CREATE FUNCTION public.equal(oid, regclass) RETURNS bool LANGUAGE sql AS
+$$ SELECT nextval('public.ran') > 0 AND $1 = $2::oid $$;
+CREATE OPERATOR public.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = public.equal)"""
+_IS_TRAPPED = "SELECT is_called FROM public.ran"
 _HISTORY = "SELECT number, tag, outcome FROM parapply.ddl ORDER BY commit_lsn, number"
 
 
@@ -708,8 +714,11 @@ def test_what_people_type_is_recorded(  # noqa: PLR0915  one pair of servers for
     assert "only a superuser may make event triggers" in refused.stderr, refused.stderr
     assert refused.stderr.count("\n") == 1
     printed = run_command(pair.route, "init", "--ddl=print-automatic")
+    source.execute(_TRAP)
     for _ in range(2):
         source.execute(printed.stdout)
+    assert source.rows(_IS_TRAPPED) == [(False,)]
+    source.execute("DROP OPERATOR public.= (oid, regclass)")
     source.execute(
         f"SET parapply.record_ddl = 'off'; ALTER SCHEMA mine OWNER TO {app}; ALTER TABLE mine.t OWNER TO {app};"
         f" GRANT TEMP ON DATABASE {source.dbname} TO {app}"
