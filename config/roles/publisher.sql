@@ -12,7 +12,7 @@
 
 \set ON_ERROR_STOP on
 \set QUIET on
--- What follows runs as a superuser: no operator or function of another schema may take the catalogue's place.
+-- A superuser runs this: no operator or function of another schema may take the place of one of the catalogue.
 SET search_path = pg_catalog, pg_temp;
 \if :{?role}
 \else

@@ -156,3 +156,38 @@ def test_no_code_runs_for_refresh_and_replay(
         assert done.returncode == 4, (done.stdout, done.stderr)
         assert "its code would run" in done.stderr
         assert not traced.has_run
+
+
+#: A table in which others would note that a cut-over is under way; to plan or run a SELECT from it runs code.
+_CUTOVERS = """
+CREATE FUNCTION {role}.word({role}.step) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+  PERFORM nextval('{role}.ran'); RETURN 'done'; END $$;
+CREATE CAST ({role}.step AS text) WITH FUNCTION {role}.word AS IMPLICIT;
+CREATE TABLE {role}.schema_version (id int CONSTRAINT schema_version_one_row PRIMARY KEY);
+CREATE TABLE {role}.cutovers (step {role}.step, reverse_slot text);
+CREATE TABLE {role}.heir () INHERITS ({role}.cutovers);
+CREATE INDEX ON {role}.cutovers (step) WHERE {role}.constant(1) > 0;
+CREATE INDEX ON {role}.heir (step) WHERE {role}.constant(1) > 0;
+INSERT INTO {role}.cutovers VALUES ('steps', 'other');
+GRANT USAGE ON SCHEMA {role} TO PUBLIC; GRANT SELECT ON {role}.cutovers TO PUBLIC;
+ALTER SEQUENCE {role}.ran RESTART"""
+
+
+def test_no_code_runs_on_the_publisher_to_look_for_a_cut_over(make_traced: MakeTraced, run_command: RunCommand) -> None:
+    """Any owner of a schema there may make such a table; one that keeps the daemon out is named."""
+    traced = make_traced({})
+    source = traced.route.source
+    traced.on(source, "CREATE TYPE {role}.step AS ENUM ('steps')")
+    traced.on(source, _CUTOVERS)
+    try:
+        run_command(traced.route, "init", code=0)
+        assert not traced.has_run
+        traced.on(source, f"INSERT INTO {{role}}.cutovers VALUES ('steps', '{traced.route.slot}')")
+        traced.on(source, "ALTER SEQUENCE {role}.ran RESTART")
+        refused = run_command(traced.route, "init", code=3)
+        role = traced.table.partition(".")[0]
+        assert f"at the step steps, says the schema '{role}' of the role '{role}'" in refused.stderr
+        assert not traced.has_run
+    finally:
+        traced.on(source, "DROP TABLE {role}.schema_version, {role}.cutovers CASCADE; DROP TYPE {role}.step CASCADE")
+        run_command(traced.route, "drop", "--yes")
