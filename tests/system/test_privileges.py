@@ -218,6 +218,7 @@ def test_no_role_may_write_what_others_apply_by(server_pool: ServerPool, pg_majo
         assert database.rows(theirs.format("INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER")) == []
         assert database.rows("SELECT has_schema_privilege('role_a', 'parapply', 'USAGE')") == [(True,)]
         run_script(server, database.dbname, "subscriber", role="role_b", state="state_role_a")
+        asyncio.run(make_state(server.dsn(database.dbname, "role_b"), "state_role_a"))
         assert ("role_b", "state_role_a.slots") in database.rows(theirs.format("INSERT"))
     finally:
         database.execute("DROP OWNED BY role_a, role_b CASCADE")
