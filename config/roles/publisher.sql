@@ -12,6 +12,8 @@
 
 \set ON_ERROR_STOP on
 \set QUIET on
+-- A superuser runs this: no operator or function of another schema may take the place of one of the catalogue.
+SET search_path = pg_catalog, pg_temp;
 \if :{?role}
 \else
     \warn 'name the role: -v role=parapply_source'

@@ -281,14 +281,20 @@ async def check_back(config: Config, source: slot.Connection, facts: slot.Source
     if not facts.state_schemas:
         return
     name = config.source.slot
-    with slot.source_errors("looking for a cut-over"):
-        until = CutoverStep.DONE if copies else cutovers.BACK_BEGINS
-        step = await cutovers.step_before_back(source, facts.state_schemas, name, until=until)
-    if step:
-        raise SourceRefused(
-            f"source: slot {name!r} is the way back of a cut-over that is under way there, at the step {step}",
-            hint="go on with `parapply cutover`, or take it back (--undo); the way back is started once that is done",
-        )
+    until = CutoverStep.DONE if copies else cutovers.BACK_BEGINS
+    with slot.source_errors("looking for cut-overs"):
+        open_ones = await cutovers.readable(source, facts.state_schemas)
+    for schema, owner in open_ones:
+        place = f"the schema {schema!r} of the role {owner!r}"
+        with slot.source_errors(f"looking for a cut-over in {place}"):
+            step = await cutovers.step_before_back(source, schema, name, until=until)
+        if step:
+            raise SourceRefused(
+                f"source: slot {name!r} is the way back of a cut-over that is under way there, at the step {step}, says"
+                f" {place}",
+                hint="go on with `parapply cutover`, or take it back (--undo); the way back is started once that is"
+                " done",
+            )
 
 
 async def check_ddl_role(config: Config, target: settings.Connection) -> None:

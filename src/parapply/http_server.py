@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
+import re
 from typing import TYPE_CHECKING, Final
 
 from parapply.errors import ConfigError
@@ -33,7 +35,12 @@ _CONNECTIONS: Final = 16
 
 _POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
 TEXT: Final = "text/plain; charset=utf-8"
-_REASONS: Final = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Not Ready"}
+_REASONS: Final = {
+    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 421: "Misdirected Request",
+    503: "Not Ready",
+}  # fmt: skip
+#: Each Host of a head, without its port.
+_HOST: Final = re.compile(rb"(?im)^host[ \t]*:[ \t]*(.*?)(?::\d*)?[ \t]*\r?$")
 
 
 class HttpServer:
@@ -49,6 +56,7 @@ class HttpServer:
         self._more = f"Content-Security-Policy: {policy}\r\nX-Content-Type-Options: nosniff\r\n"
         self._resource = answer
         self._server: asyncio.Server | None = None
+        self._is_local = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, address: Address) -> tuple[str, int]:
@@ -67,6 +75,7 @@ class HttpServer:
                 f"metrics.listen: cannot listen on {address}: {why}", hint=_HINTS.get(error.errno or 0, "")
             ) from error
         host, port = self._server.sockets[0].getsockname()[:2]
+        self._is_local = ipaddress.ip_address(host).is_loopback
         return str(host), int(port)
 
     async def close(self) -> None:
@@ -99,10 +108,22 @@ class HttpServer:
         words = head.split(b"\r\n", 1)[0].split()
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
             return _response(400, TEXT, b"not an HTTP/1 request\n")
+        # A site of the web may have its name lead here, and then reads what this machine's browser may.
+        if self._is_local and not all(map(_is_address, _HOST.findall(head))):
+            return _response(421, TEXT, b"ask by an IP address or localhost, as this address is local\n")
         method, target = words[0], words[1].split(b"?", 1)[0]
         if method not in {b"GET", b"HEAD"}:
             return _response(405, TEXT, b"GET and HEAD only\n", "Allow: GET, HEAD\r\n")
         return _response(*self._resource(target.decode("latin-1")), self._more, has_body=method == b"GET")
+
+
+def _is_address(host: bytes) -> bool:
+    text = host.decode("latin-1").lower()
+    try:
+        ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return text == "localhost"
+    return True
 
 
 def _response(status: int, content_type: str, body: bytes, more: str = "", *, has_body: bool = True) -> bytes:

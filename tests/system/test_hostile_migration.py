@@ -138,7 +138,9 @@ class _Roles:
         self.owner, self.member, self.boss = names
         #: A role that the target has already, with more rights than on the publisher.
         self.known = f"known_{self.pid}"
-        self.all = (self.owner, self.member, self.boss, self.mallory, self.known)
+        #: The same by a membership.
+        self.joined = f"known_{os.getpid()}"
+        self.all = (self.owner, self.member, self.boss, self.mallory, self.known, self.joined)
 
 
 @pytest.fixture
@@ -159,7 +161,8 @@ def hostile(roles: _Roles, versions: tuple[int, int], server_of: ServerOf) -> It
     target = create_database(server_of("target", versions[1]), _name(f"target {roles.pid}"))
     try:
         _fill(source, roles, versions[0])
-        target.execute(sql.SQL("CREATE ROLE {} SUPERUSER").format(sql.Identifier(roles.known)))
+        more = "CREATE ROLE {} SUPERUSER; CREATE ROLE {} IN ROLE pg_execute_server_program"
+        target.execute(sql.SQL(more).format(sql.Identifier(roles.known), sql.Identifier(roles.joined)))
         publication = _name("publication")
         source.execute(sql.SQL("CREATE PUBLICATION {} FOR ALL TABLES").format(sql.Identifier(publication)))
         yield Route(
@@ -193,8 +196,8 @@ def _fill(source: Database, roles: _Roles, version: int) -> None:
         "CREATE ROLE {boss} CREATEROLE",
         "GRANT {boss} TO {member}" + options,
         "GRANT {role} TO {member} WITH ADMIN OPTION",
-        "CREATE ROLE {known}",
-        "GRANT {known} TO {mallory}",
+        "CREATE ROLE {known}; CREATE ROLE {joined}",
+        "GRANT {known}, {joined}, pg_monitor TO {mallory}",
         "ALTER ROLE {role} SET search_path = {schema}, \"$user\", 'A b', {text}",
         "ALTER ROLE {role} SET session_preload_libraries = 'a b', {text}",
         "ALTER ROLE {role} SET local_preload_libraries = {text}, 'C'",
@@ -205,7 +208,7 @@ def _fill(source: Database, roles: _Roles, version: int) -> None:
     ):
         roled = {
             **words, "mallory": sql.Identifier(roles.mallory), "known": sql.Identifier(roles.known),
-            "boss": sql.Identifier(roles.boss),
+            "boss": sql.Identifier(roles.boss), "joined": sql.Identifier(roles.joined),
             "path": sql.Literal(_PATH.replace("MALLORY", roles.mallory)),
         }  # fmt: skip
         source.execute(sql.SQL(text).format(**roled))
@@ -238,7 +241,7 @@ def test_texts_of_the_publisher_stay_texts(
     rights = _RIGHTS.format(pid=roles.pid)
     assert hostile.target.rows(rights) == hostile.source.rows(rights)
     of_source, of_target = (set(database.rows(_MEMBERS.format(pid=roles.pid))) for database in _ends(hostile))
-    left_out = [roles.known]
+    left_out = [roles.known, roles.joined]
     if versions[1] < 16:
         # One without INHERIT and SET would have more there.
         left_out.append(f"{roles.pid} boss")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply.model import format_lsn
+from parapply.target.state.schema import SCHEMA_VERSION
 from tests.fixtures.daemon import Daemon
 from tests.fixtures.mallory import Traced, make_traced, mallory
 from tests.fixtures.plain import WORKER_IS_BLOCKED, lsn_of
@@ -156,3 +157,70 @@ def test_no_code_runs_for_refresh_and_replay(
         assert done.returncode == 4, (done.stdout, done.stderr)
         assert "its code would run" in done.stderr
         assert not traced.has_run
+
+
+#: A table in which others would note that a cut-over is under way; to plan or run a SELECT from it runs code.
+_CUTOVERS = """
+CREATE FUNCTION {role}.word({role}.step) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+  PERFORM nextval('{role}.ran'); RETURN 'done'; END $$;
+CREATE CAST ({role}.step AS text) WITH FUNCTION {role}.word AS IMPLICIT;
+CREATE TABLE {role}.schema_version (id int CONSTRAINT schema_version_one_row PRIMARY KEY);
+CREATE TABLE {role}.cutovers (step {role}.step, reverse_slot text);
+CREATE TABLE {role}.heir () INHERITS ({role}.cutovers);
+CREATE INDEX ON {role}.cutovers (step) WHERE {role}.constant(1) > 0;
+CREATE INDEX ON {role}.heir (step) WHERE {role}.constant(1) > 0;
+INSERT INTO {role}.cutovers VALUES ('steps', 'other');
+GRANT USAGE ON SCHEMA {role} TO PUBLIC; GRANT SELECT ON {role}.cutovers TO PUBLIC;
+ALTER SEQUENCE {role}.ran RESTART"""
+
+
+def test_no_code_runs_on_the_publisher_to_look_for_a_cut_over(make_traced: MakeTraced, run_command: RunCommand) -> None:
+    """Any owner of a schema there may make such a table; one that keeps the daemon out is named."""
+    traced = make_traced({})
+    source = traced.route.source
+    traced.on(source, "CREATE TYPE {role}.step AS ENUM ('steps')")
+    traced.on(source, _CUTOVERS)
+    try:
+        run_command(traced.route, "init", code=0)
+        assert not traced.has_run
+        traced.on(source, f"INSERT INTO {{role}}.cutovers VALUES ('steps', '{traced.route.slot}')")
+        traced.on(source, "ALTER SEQUENCE {role}.ran RESTART")
+        refused = run_command(traced.route, "init", code=3)
+        role = traced.table.partition(".")[0]
+        assert f"at the step steps, says the schema '{role}' of the role '{role}'" in refused.stderr
+        assert not traced.has_run
+    finally:
+        traced.on(source, "DROP TABLE {role}.schema_version, {role}.cutovers CASCADE; DROP TYPE {role}.step CASCADE")
+        run_command(traced.route, "drop", "--yes")
+
+
+#: A state schema of the present version as others would make it, with code in a view.
+_STATE = """
+CREATE TABLE {role}_state.own (version int);
+CREATE UNIQUE INDEX schema_version_one_row ON {role}_state.own ((true));
+CREATE VIEW {role}_state.schema_version AS SELECT VERSION AS version FROM {role}.constant(1)"""
+_QUEUE = "DROP TABLE {role}_state.own CASCADE; DROP VIEW {role}_state.schema_version"
+
+
+def test_a_state_schema_of_another_role_is_refused(make_traced: MakeTraced, run_command: RunCommand) -> None:
+    """With or without a state in it, its owner could have code run as the daemon's role."""
+    traced = make_traced({})
+    route, role = traced.route, traced.table.partition(".")[0]
+    ours = ("--set", f"target.state_schema={role}_state")
+    route.target.execute(f"CREATE SCHEMA {role}_state AUTHORIZATION {role}")
+    try:
+        traced.on(route.target, _STATE.replace("VERSION", str(SCHEMA_VERSION)))
+        traced.forget()
+        for command in ("status", "init", "check", "run"):
+            refused = run_command(route, command, *ours, code=4)
+            why = "holds a schema_version that is no table" if command == "status" else f"belongs to the role '{role}'"
+            assert f"target.state_schema = '{role}_state' {why}" in refused.stdout + refused.stderr
+            assert not traced.has_run
+        traced.on(route.target, _QUEUE)
+        refused = run_command(route, "init", *ours, code=4)
+        assert f"target.state_schema = '{role}_state' belongs to the role '{role}'" in refused.stderr
+        route.target.execute(f"ALTER SCHEMA {role}_state OWNER TO pg_database_owner")
+        run_command(route, "init", *ours, code=0)
+    finally:
+        run_command(route, "drop", "--yes", *ours)
+        route.target.execute(f"DROP SCHEMA IF EXISTS {role}_state CASCADE")

@@ -274,7 +274,7 @@ async def applied(config: Config, lsn: int, timeout_s: float) -> None:
     delay_s, called_s = _POLL_MIN_S, -_CALL_S
     # A plain session: a reader needs neither the replica role nor a primary.
     async with await settings.connect_reader(config.target.login, f"parapply wait {name}") as conn:
-        await state.has_schema(conn, schema)  # refuses another version
+        await state.has_schema(conn, schema, only_reads=True)  # refuses another version
         while True:
             with settings.target_errors("reading the progress"):
                 found = await settings.rows(conn, query, [name])

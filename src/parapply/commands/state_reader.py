@@ -131,7 +131,7 @@ class StateReader:
         name, schema = config.source.slot, config.target.state_schema
         if self._target is None:
             self._target = await settings.connect_reader(config.target.login, self._name)
-            await state.has_schema(self._target, schema)  # refuses another version
+            await state.has_schema(self._target, schema, only_reads=True)  # refuses another version
         conn = self._target
         with settings.target_errors("reading the status"):
             found = await records(conn, state.in_schema(_PROGRESS, schema), [name])

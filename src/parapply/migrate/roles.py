@@ -39,6 +39,13 @@ SELECT g.rolname, m.rolname, bool_or(a.admin_option),
   FROM pg_catalog.pg_auth_members AS a
   JOIN pg_catalog.pg_roles AS g ON g.oid = a.roleid JOIN pg_catalog.pg_roles AS m ON m.oid = a.member
  GROUP BY 1, 2 ORDER BY 1, 2"""
+#: Each role, and the roles whose member it is, also through others.
+_GROUPS: Final = """
+WITH RECURSIVE within(member, roleid) AS (
+  SELECT member, roleid FROM pg_catalog.pg_auth_members
+   UNION SELECT w.member, a.roleid FROM within AS w JOIN pg_catalog.pg_auth_members AS a ON a.member = w.roleid)
+SELECT m.rolname, array_agg(g.rolname::text) FROM within AS w
+  JOIN pg_catalog.pg_roles AS g ON g.oid = w.roleid JOIN pg_catalog.pg_roles AS m ON m.oid = w.member GROUP BY 1"""
 #: Begins as `_ROLES`.
 _KNOWN: Final = """
 SELECT rolname, rolsuper, rolinherit, rolcreaterole, rolcreatedb, rolcanlogin, rolreplication, rolbypassrls
@@ -73,19 +80,20 @@ async def bring(ends: Connections) -> RolesMade:
     with source_errors("reading the roles"):
         there = await read_rows(ends.source, _ROLES)
         members = await read_rows(ends.source, _MEMBERS)
+        here = await read_rows(ends.source, _GROUPS)
         ((may_read,),) = await read_rows(
             ends.source, "SELECT pg_catalog.has_table_privilege('pg_catalog.pg_authid', 'SELECT')"
         )
         verifiers: dict[str, str | None] = {}
         if may_read:
             verifiers = dict(await read_rows(ends.source, "SELECT rolname, rolpassword FROM pg_catalog.pg_authid"))
-    rights = {row[0]: _rights(row) for row in there}
+    rights = _rights(there, here)
     made: list[str] = []
     lacking: list[str] = []
     bare: list[str] = []
     left_out: list[str] = []
     with target_errors("making the roles"):
-        known = {name: _rights(row) for row in await rows(ends.target, sql.SQL(_KNOWN)) for name in row[:1]}
+        known = _rights(await rows(ends.target, sql.SQL(_KNOWN)), await rows(ends.target, sql.SQL(_GROUPS)))
         ((is_superuser,),) = await rows(
             ends.target, sql.SQL("SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER")
         )
@@ -133,10 +141,13 @@ def say(made: RolesMade) -> None:
             click.echo(printable(f"roles: {text}: {', '.join(names)}"), err=True)
 
 
-def _rights(row: tuple[Any, ...]) -> set[str]:
-    """Return which of the rights a role has that its members may come by."""
-    has = dict(zip(_ATTRIBUTES, row[1:8], strict=True))
-    return {word for word in has if has[word] and word not in {"INHERIT", "LOGIN"}}
+def _rights(found: Sequence[tuple[Any, ...]], groups: Sequence[tuple[Any, ...]]) -> dict[str, set[str]]:
+    """Return which rights each role has that its members may come by; its ownership and grants are not looked at."""
+    rights = {name: {f"IN ROLE {group}" for group in within} for name, within in groups}
+    for row in found:
+        has = {word for word, is_set in zip(_ATTRIBUTES, row[1:8], strict=True) if is_set}
+        rights.setdefault(row[0], set()).update(has - {"INHERIT", "LOGIN"})
+    return rights
 
 
 def _grant(options: Sequence[bool], *, inherits: bool, has_options: bool) -> str | None:

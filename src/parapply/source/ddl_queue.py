@@ -80,8 +80,9 @@ _HOLDERS: Final = f"""
 
 #: Run again, it brings an older queue up to date. It uses the names of `QUEUE`.
 _OBJECTS: Final = r"""
--- Nothing of this is for the targets.
+-- Nothing of this is for the targets, and no operator of another schema may take the place of one of the catalogue.
 SET parapply.record_ddl = 'off';
+SET search_path = pg_catalog, pg_temp;
 CREATE SCHEMA IF NOT EXISTS parapply;
 CREATE TABLE IF NOT EXISTS parapply.ddl_queue (
     id bigint GENERATED ALWAYS AS IDENTITY,
@@ -343,7 +344,7 @@ def install_sql(publications: Sequence[str], automatic: Automatic | None = None)
             ("@shapes@", _ALL_SHAPES),
         ]
         parts.append(ddl_automatic.install_sql(automatic, [*queries, *literals]))
-    return "".join([*parts, "RESET parapply.record_ddl;\n"])
+    return "".join([*parts, "RESET search_path;\nRESET parapply.record_ddl;\n"])
 
 
 async def install(conn: Connection, publications: Sequence[str], automatic: Automatic | None = None) -> None:

@@ -44,19 +44,21 @@ _HINT: Final = (
     "ddl.skip = [{}]"
 )
 
+#: The session has the command's search_path and role, so no operator or type may be one of its schemas.
 _CREATED: Final = """
 SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), x.indisvalid AND x.indisready
   FROM pg_catalog.pg_class AS t
-  JOIN pg_catalog.pg_class AS c ON c.relnamespace = t.relnamespace AND c.relname = (pg_catalog.parse_ident($1))[1]::name
-  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-  JOIN pg_catalog.pg_index AS x ON x.indexrelid = c.oid
- WHERE t.oid = pg_catalog.to_regclass($2)"""
+  JOIN pg_catalog.pg_class AS c ON c.relnamespace OPERATOR(pg_catalog.=) t.relnamespace
+   AND c.relname OPERATOR(pg_catalog.=) (pg_catalog.parse_ident($1))[1]::pg_catalog.name
+  JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+  JOIN pg_catalog.pg_index AS x ON x.indexrelid OPERATOR(pg_catalog.=) c.oid
+ WHERE t.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($2)::pg_catalog.oid"""
 _DROPPED: Final = """
 SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), x.indisvalid AND x.indisready
   FROM pg_catalog.pg_class AS c
-  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-  JOIN pg_catalog.pg_index AS x ON x.indexrelid = c.oid
- WHERE c.oid = pg_catalog.to_regclass($1)"""
+  JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+  JOIN pg_catalog.pg_index AS x ON x.indexrelid OPERATOR(pg_catalog.=) c.oid
+ WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)::pg_catalog.oid"""
 
 
 class LaterCommands:

@@ -269,8 +269,8 @@ WHERE r.ev_class = table_.oid AND r.rulename <> '_RETURN'
   AND r.ev_enabled IN ('A', CASE WHEN $3 = 'replica' THEN 'R' ELSE 'O' END)"""
 
 # An owner who may become this role anyway gains nothing by code that runs as it: itself, a superuser, its members.
-_MAY = "CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END"
-_TRUSTED: Final = f"pg_catalog.pg_has_role({{}}, CURRENT_USER, {_MAY})"
+MAY = "CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END"
+_TRUSTED: Final = f"pg_catalog.pg_has_role({{}}, CURRENT_USER, {MAY})"
 
 #: Version of a trigger `t` that keeps a foreign key of one column: its own, the key's and both columns'.
 REFERENCE_VERSION: Final = """pg_catalog.concat_ws(' ', t.oid, t.xmin,

@@ -18,6 +18,7 @@ from psycopg import sql
 from parapply.errors import StateClosed, TargetRefused
 from parapply.model import parse_lsn
 from parapply.state_mark import STATE_COMMENT
+from parapply.target.catalogue.query import MAY
 from parapply.target.session.settings import rows, target_errors
 
 if TYPE_CHECKING:
@@ -42,6 +43,22 @@ SELECT DISTINCT pg_catalog.format('REVOKE ALL ON %I.%I FROM %s', n.nspname, c.re
   FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
  CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) AS a LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = a.grantee
  WHERE n.nspname = $1 AND c.relname !~ '^ddl_(queue|running)' AND a.grantee <> c.relowner"""
+
+#: The schema: whether it is a state schema, whose version can be read; and a role that owns some of it, by whose
+#: triggers code would run as this role. Trusted are those who may become this one or the database's owner, and roles of
+#: daemons: only a superuser gives the right to set that parameter, as subscriber.sql does.
+_LOOK = f"""
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.relnamespace = n.oid
+                                                      AND c.relname = 'schema_version_one_row'),
+       COALESCE(t.relkind = 'r', false),
+       (SELECT pg_catalog.pg_get_userbyid(owner) FROM pg_catalog.unnest(ARRAY[n.nspowner, t.relowner]) AS owner
+         WHERE NOT pg_catalog.pg_has_role(owner, CURRENT_USER, {MAY})
+           AND NOT pg_catalog.pg_has_role(owner, d.datdba, {MAY})
+           AND NOT pg_catalog.has_parameter_privilege(owner, 'session_replication_role', 'SET')
+           AND pg_catalog.pg_get_userbyid(owner) <> 'pg_database_owner' LIMIT 1)
+  FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_database AS d ON d.datname = pg_catalog.current_database()
+  LEFT JOIN pg_catalog.pg_class AS t ON t.relnamespace = n.oid AND t.relname = 'schema_version'
+ WHERE n.nspname = $1"""  # noqa: S608  constants
 
 _DROP = "DROP FUNCTION {s}.wait_for; DROP VIEW {s}.progress, {s}.prepared; DROP TABLE"
 
@@ -122,14 +139,15 @@ def is_of_state(table: str, columns: Collection[str]) -> bool:
     return found is not None and len(columns) > 1 and set(columns) <= set(found[1])
 
 
-async def has_schema(conn: Connection, schema: str) -> bool:
-    """Return whether the state schema exists.
+async def has_schema(conn: Connection, schema: str, *, only_reads: bool = False) -> bool:
+    """Return whether the state schema exists; a session that `only_reads` may be of a role that its owner is not.
 
     Raises:
         StateClosed: it is of another version.
+        TargetRefused: its owner could have code run as the session's role.
     """
     with target_errors("looking for the state schema"):
-        found = await _version(conn, schema)
+        found = await _version(conn, schema, only_reads=only_reads)
     if found is None or found == SCHEMA_VERSION:
         return found is not None
     raise StateClosed(
@@ -141,13 +159,22 @@ async def has_schema(conn: Connection, schema: str) -> bool:
     )
 
 
-async def _version(conn: Connection, schema: str) -> int | None:
-    there = sql.SQL(
-        "SELECT 1 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
-        " WHERE n.nspname = $1 AND c.relname = 'schema_version_one_row'"
-    )
-    if not await rows(conn, there, [schema]):
+async def _version(conn: Connection, schema: str, *, only_reads: bool = False) -> int | None:
+    found = await rows(conn, sql.SQL(_LOOK), [schema])
+    is_ours, is_table, owner = found[0] if found else (False, False, None)
+    if owner is not None and not only_reads:
+        role = sql.Identifier(conn.info.user).as_string(None)
+        raise TargetRefused(
+            f"target.state_schema = {schema!r} belongs to the role {owner!r}, whose code could run as this one",
+            hint="name another schema, which is made, or connect as its owner; or, if that role may act as this one,"
+            f" GRANT {role} TO {sql.Identifier(owner).as_string(None)};",
+        )
+    if not is_ours:
         return None
+    if not is_table:
+        raise TargetRefused(
+            f"target.state_schema = {schema!r} holds a schema_version that is no table", hint="name another schema"
+        )
     query = sql.SQL("SELECT version FROM {s}.schema_version").format(s=sql.Identifier(schema))
     found = await rows(conn, query)
     return int(found[0][0]) if found else 0
