@@ -50,7 +50,7 @@ _CLAIM: Final = (
 )
 _MARK: Final = "UPDATE {s}.conflicts SET replayed_at = pg_catalog.now() WHERE conflict_id = $1::bigint"
 _VETOED: Final = "code on the target left it out"
-_STAYS: Final = "columns without a value here stay as they were: it was not sent, or too large to keep"
+_STAYS: Final = "columns without a value here stay as they were: it was not sent, is too large to keep, or no UTF-8"
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,8 +174,8 @@ async def _put(conn: Connection, facts: TableFacts, conflict: _Row, row: _Row, f
     before, where = found
     if before is None and not conflict["is_complete"]:
         raise TargetRefused(
-            f"conflict {conflict['conflict_id']}: the row is not on the target, and unchanged large columns were not"
-            " sent",
+            f"conflict {conflict['conflict_id']}: the row is not on the target, and not all of its values are here (large"
+            " ones that have not changed are not sent, and none is kept that is no UTF-8)",
             hint="insert the row by hand, then replay",
         )
     name = f"{facts.schema}.{facts.name}"
