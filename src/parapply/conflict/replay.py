@@ -174,8 +174,8 @@ async def _put(conn: Connection, facts: TableFacts, conflict: _Row, row: _Row, f
     before, where = found
     if before is None and not conflict["is_complete"]:
         raise TargetRefused(
-            f"conflict {conflict['conflict_id']}: the row is not on the target, and not all of its values are here (large"
-            " ones that have not changed are not sent, and none is kept that is no UTF-8)",
+            f"conflict {conflict['conflict_id']}: the row is not on the target, and some of its values were not sent or"
+            " are no UTF-8",
             hint="insert the row by hand, then replay",
         )
     name = f"{facts.schema}.{facts.name}"
