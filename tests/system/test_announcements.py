@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from parapply.applylog_schema import BatchRecord, read_record
+from parapply.check.kinds import Code
 from tests.fixtures.pair import Pair, pair
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.fixtures.daemon import RunCommand
 
 __all__ = ["pair"]
 
@@ -68,6 +72,40 @@ def test_a_table_that_becomes_a_partition_of_one_with_kept_values_is_asked_about
     )
     pair.check_stopped(daemon, code=4, says="public.plain is sent by its own name")
     assert pair.target.rows("SELECT id FROM plain") == [(1,)]
+
+
+def test_t28_a_root_in_full_whose_partitions_have_keys(pair: Pair, run_command: RunCommand) -> None:
+    """The mark of the root says that an old row is whole, and it has the partition's key alone (T-28).
+
+    Without a key of its own the target cannot find the row; a policy would leave out each delete. Rows of a target with
+    the key are found by it. Both are known before the first change.
+    """
+    columns = "(part int NOT NULL, id int NOT NULL, v text)"
+    made = (
+        f"CREATE TABLE {{0}} {columns} PARTITION BY LIST (part); ALTER TABLE {{0}} REPLICA IDENTITY FULL;"
+        "CREATE TABLE {0}_1 PARTITION OF {0} (PRIMARY KEY (id)) FOR VALUES IN (1);"
+        "CREATE TABLE {0}_2 PARTITION OF {0} FOR VALUES IN (2); ALTER TABLE {0}_2 REPLICA IDENTITY FULL;"
+    )
+    pair.create(
+        made.format("keyed") + made.format("keyless"),
+        f"CREATE TABLE keyed {columns}; ALTER TABLE keyed ADD PRIMARY KEY (id); CREATE TABLE keyless {columns}",
+        published="TABLE keyed, keyless WITH (publish_via_partition_root = true)",
+    )
+    rows = "(1, 1, 'a'), (1, 2, 'b'), (2, 3, 'c')"
+    pair.write(f"INSERT INTO keyed VALUES {rows}", f"INSERT INTO keyless VALUES {rows}")
+    pair.write("UPDATE keyed SET v = 'd' WHERE id <> 2", "DELETE FROM keyed WHERE id = 2")
+    done = run_command(pair.route, "check", "--json")
+    refused = [one for one in json.loads(done.stdout)["findings"] if one["code"] == Code.UPDATES_REFUSED.text]
+    assert [one["object"] for one in refused] == ['"public"."keyless"']
+    assert "or a partition of it" in refused[0]["found"]
+    settings = {"conflict.delete_missing": "skip", "conflict.update_missing": "skip"}
+    pair.drain(settings=settings)
+    assert sorted(pair.target.rows("TABLE keyed")) == [(1, 1, "d"), (2, 3, "d")]
+    pair.write("DELETE FROM keyless WHERE id = 1")
+    daemon = pair.start(settings=settings)
+    assert daemon.wait_for_event("batch_retried")["reason"] == "refused"
+    daemon.kill()
+    assert pair.target.rows("SELECT count(*) FROM keyless") == [(3,)]
 
 
 def _batches(directory: Path) -> list[BatchRecord]:

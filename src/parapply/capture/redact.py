@@ -293,5 +293,6 @@ def _column(one: TupleColumn, replace: Replace | None) -> bytes:
         return b"n"
     if one.kind is not ColumnKind.TEXT or one.value is None:
         raise ProtocolError("", 0, "a value in binary was not asked for")
-    value = replace(one.value.decode()).encode()
+    # A publisher in SQL_ASCII may send bytes that are no UTF-8 (T-61).
+    value = replace(one.value.decode("utf-8", "replace")).encode()
     return b"t" + _LENGTH.pack(len(value)) + value

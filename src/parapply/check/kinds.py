@@ -235,7 +235,7 @@ class Code(Enum):
     )
     ENCODING = Kind(
         _T, _WARNING, "a character that the target's encoding does not have stops the stream",
-        "make the target's database with the publisher's encoding",
+        "make the target's database with the publisher's encoding; in SQL_ASCII correct what is no UTF8",
     )
     COLLATION_VERSION = Kind(
         _T, _WARNING,

@@ -26,6 +26,7 @@ from parapply.source.options import start_options, streaming_of
 from parapply.source.slot import SourceFacts, read_rows, source_errors
 from parapply.vocabulary import Provider
 from parapply.wire.ddl_queue import QUEUE
+from parapply.wire.partitions import narrowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -155,7 +156,7 @@ class SourceSide(msgspec.Struct, frozen=True, kw_only=True):
     facts: SourceFacts
     operations: frozenset[str]  # that the publications send, all together: insert, update, delete, truncate
     tables: tuple[PublishedTable, ...]
-    relations: tuple[Relation, ...]  # as the stream would announce `tables`
+    relations: tuple[Relation, ...]  # as the stream would announce `tables`, as far as their partitions have it
     identities: tuple[Identity, ...]
     shapes: dict[Name, TableShape]
     types: dict[str, UserType]
@@ -214,12 +215,19 @@ async def read_source(conn: slot.Connection, config: Config, facts: SourceFacts,
         findings += _of_select(await unreadable(conn, tables), server, code)
     findings += _of_others(others, {each.name for each in identities}, facts.state_schemas, n_large)
     by_name = {(each.root_oid, each.name): each for each in identities}
+    held: dict[int, set[frozenset[str]]] = {}
+    for each in identities:
+        # The identity of the root itself is in its relation.
+        if each.columns and not each.is_partitioned:
+            held.setdefault(each.root_oid, set()).add(frozenset(each.columns))
     with source_errors("checking the published tables"):
         shapes = await read_shapes(conn, [table.full_name for table in tables])
         types = await read_types(conn, [table.full_name for table in tables])
     return SourceSide(
         server=server, facts=facts, operations=operations, tables=tuple(tables),
-        relations=tuple(_relation(table, by_name[table.oid, table.full_name]) for table in tables),
+        relations=tuple(
+            narrowed(_relation(table, by_name[table.oid, table.full_name]), held.get(table.oid, ())) for table in tables
+        ),
         identities=tuple(identities), shapes=shapes, types=types, findings=tuple(findings),
         schema_only=tuple([table.text for table in left_out]),
     )  # fmt: skip

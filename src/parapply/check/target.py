@@ -211,16 +211,12 @@ def _of_origins(config: Config, target: TargetSide, *, is_known: bool) -> Iterat
 
 
 def _of_locale(source: Server, target: Server) -> Iterator[Finding]:
-    if source.encoding != target.encoding and target.encoding not in {"UTF8", "SQL_ASCII"}:
-        yield Finding(
-            code=Code.ENCODING, found=f"the publisher's database is in {source.encoding}, the target's in"
-            f" {target.encoding}",
-        )  # fmt: skip
-    elif "SQL_ASCII" in {source.encoding, target.encoding} and source.encoding != target.encoding:
-        yield Finding(
-            code=Code.ENCODING, found=f"the publisher's database is in {source.encoding}, the target's in"
-            f" {target.encoding}: nothing checks what its bytes mean",
-        )  # fmt: skip
+    encodings = f"the publisher's database is in {source.encoding}, the target's in {target.encoding}"
+    if source.encoding == "SQL_ASCII":
+        yield Finding(code=Code.ENCODING, found=f"{encodings}: only texts in UTF8 can be applied")
+    elif target.encoding not in {"UTF8", source.encoding}:
+        unchecked = ": nothing checks what its bytes mean" if target.encoding == "SQL_ASCII" else ""
+        yield Finding(code=Code.ENCODING, found=f"{encodings}{unchecked}")
     if target.collation_version != target.actual_collation_version and target.actual_collation_version:
         database = sql.Identifier(target.database).as_string(None)
         yield Finding(

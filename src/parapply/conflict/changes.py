@@ -71,8 +71,8 @@ class RowChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the new row has every published column."""
-        return self.new is None or len(self.present) == len(self.new)
+        """Return whether the new row has every published column, and can be kept as text."""
+        return self.new is None or (len(self.present) == len(self.new) and all(map(_is_text, self.new)))
 
     def key(self) -> dict[str, str | None]:
         """Return the columns that the row is found by: the target's key, or all of them."""
@@ -81,9 +81,9 @@ class RowChange(msgspec.Struct, frozen=True, kw_only=True):
         return self._texts(self.found_by, positions)
 
     def remote_row(self) -> dict[str, str | None]:
-        """Return the new row as far as it was sent; of a delete the old one as far as it was sent."""
+        """Return the new row as far as it was sent and is text; of a delete the old one as far as it was sent."""
         if self.new is not None:
-            return self._texts(self.new, self.present)
+            return self._texts(self.new, self.present, is_exact=True)
         return self._texts(self.found_by, [*range(len(self.plan.columns))] if self.plan.is_full else self._sent())
 
     def _sent(self) -> tuple[int, ...]:
@@ -91,9 +91,13 @@ class RowChange(msgspec.Struct, frozen=True, kw_only=True):
         keys = [at for at, column in enumerate(self.plan.relation.columns) if column.is_key]
         return tuple(keys) or self.plan.key_positions
 
-    def _texts(self, row: Row, positions: range | tuple[int, ...] | list[int]) -> dict[str, str | None]:
+    def _texts(
+        self, row: Row, positions: range | tuple[int, ...] | list[int], *, is_exact: bool = False
+    ) -> dict[str, str | None]:
         # The publisher's value of a replaced column is not for the target to keep.
         kept = [at for at in positions if row[at] is not UNCHANGED and at not in self.plan.replaced]
+        if is_exact:
+            kept = [at for at in kept if _is_text(row[at])]
         return {self.plan.columns[at].name: _text(row[at]) for at in kept}
 
 
@@ -110,8 +114,13 @@ def read_change(plan: TablePlan, frame: bytes) -> RowChange:
 
 def _text(value: bytes | None) -> str | None:
     raw = text_of(value) if value is not None else None
-    # A publisher in SQL_ASCII may send bytes that are no UTF-8 (T-61); such a row can be seen but not replayed exactly.
     return None if raw is None else raw.decode("utf-8", "replace")
+
+
+def _is_text(value: bytes | None) -> bool:
+    """Return whether a value can be kept as it is: a publisher in SQL_ASCII may send bytes that are no UTF-8 (T-61)."""
+    text = _text(value)
+    return text is None or "\ufffd" not in text or text_of(value) == text.encode()  # type: ignore[arg-type]
 
 
 def shortened(row: dict[str, str | None] | None, *, is_ascii: bool) -> tuple[dict[str, str | None] | None, bool]:

@@ -186,8 +186,8 @@ async def _put(conn: Connection, facts: TableFacts, conflict: _Row, row: _Row, f
     before, where = found
     if before is None and not conflict["is_complete"]:
         raise TargetRefused(
-            f"conflict {conflict['conflict_id']}: the row is not on the target, and unchanged large columns were not"
-            " sent",
+            f"conflict {conflict['conflict_id']}: the row is not on the target, and some of its values were not sent or"
+            " are no UTF-8",
             hint="insert the row by hand, then replay",
         )
     name = f"{facts.schema}.{facts.name}"

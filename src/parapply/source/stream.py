@@ -39,6 +39,9 @@ LOCAL_RECEIVE_BUFFER_BYTES = 256 * 1024
 _ANY_LSN: Final = 2**64 - 1
 #: Undefined object. The slot existed a moment ago.
 _NO_PUBLICATION: Final = "42704"
+#: A character that UTF8 does not have, bytes that are none.
+_NO_CHARACTER: Final = frozenset({"22P05", "22021"})
+_AGAIN: Final = "`parapply drop`, then `parapply init --copy --truncate`"
 
 
 #: The two ways of the bytes.
@@ -108,7 +111,12 @@ class ReplicationStream:
             finally:
                 view.detach()
         try:
+            if self._connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+                # Bytes that are no UTF8 it would refuse for ever, and the target by their transaction (trap T-61).
+                await self._connection.execute("SET client_encoding TO SQL_ASCII")
             await self._transport.start(command)
+        except psycopg.Error as error:
+            raise _start_error(CopyFailed(str(error), error.sqlstate)) from error
         except CopyFailed as failure:
             raise _start_error(failure) from failure
 
@@ -198,9 +206,9 @@ class ReplicationStream:
     def _lost(self, failure: CopyFailed) -> SourceLost | SourceRefused:
         self.pause_reading()
         self._ended = True
-        if failure.sqlstate == _NO_PUBLICATION:
-            return _without_publication(failure)
-        return SourceLost(f"the stream from the publisher ended: {str(failure) or 'connection lost'}.")
+        return _refusal(failure) or SourceLost(
+            f"the stream from the publisher ended: {str(failure) or 'connection lost'}."
+        )
 
 
 def _receive_buffer_bytes(view: socket.socket) -> int:
@@ -209,12 +217,20 @@ def _receive_buffer_bytes(view: socket.socket) -> int:
     return LOCAL_RECEIVE_BUFFER_BYTES if is_local else RECEIVE_BUFFER_BYTES
 
 
-def _without_publication(failure: CopyFailed) -> NoPublication:
-    """Return what a stream means that needs a publication of a time when there was none: up to 17 it never goes on."""
-    return NoPublication(
-        f"the publisher cannot decode changes of a time when a publication was missing: {failure}.",
-        hint="the slot cannot give these changes: `parapply drop`, then `parapply init --copy --truncate`",
-    )
+def _refusal(failure: CopyFailed) -> SourceRefused | None:
+    """Return what an error of the stream means that comes each time again; None: it passes."""
+    if failure.sqlstate == _NO_PUBLICATION:
+        # Up to 17 it never goes on.
+        return NoPublication(
+            f"the publisher cannot decode changes of a time when a publication was missing: {failure}.",
+            hint=f"the slot cannot give these changes: {_AGAIN}",
+        )
+    if failure.sqlstate in _NO_CHARACTER:
+        return SourceRefused(
+            f"the publisher cannot send a text in UTF8: {failure}.",
+            hint=f"correct it on the publisher; the slot cannot give the change that wrote it: {_AGAIN}",
+        )
+    return None
 
 
 def _start_error(failure: CopyFailed) -> SlotBusy | SourceLost | SourceRefused:
@@ -223,8 +239,8 @@ def _start_error(failure: CopyFailed) -> SlotBusy | SourceLost | SourceRefused:
             f"the replication slot is in use: {failure}.",
             hint="another reader holds it, or the publisher has not noticed yet that one went away",
         )
-    if failure.sqlstate == _NO_PUBLICATION:
-        return _without_publication(failure)
+    if refusal := _refusal(failure):
+        return refusal
     if failure.sqlstate is None or failure.sqlstate[:2] in ("08", "53", "57"):
         return SourceLost(f"the publisher did not start the stream: {failure}.")
     return SourceRefused(

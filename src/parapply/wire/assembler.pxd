@@ -32,6 +32,8 @@ cdef class Assembler:
     cdef unsigned long long _start_lsn
     cdef frozenset _prepared_lsns
     cdef list _loose_relations
+    cdef object _partitions
+    cdef bint _has_met
     cdef Transaction _chunk
     cdef list _runs
     cdef object _begin_prepare
@@ -45,6 +47,7 @@ cdef class Assembler:
         kind="unsigned char", queue_oid="unsigned long long",
     )
     cpdef list push(self, object frames)
+    cdef object _settle(self)
     @cython.locals(begun=Transaction)
     cdef Transaction _begin(self, bytes frame, Transaction current)
     @cython.locals(commit_lsn="unsigned long long", end_lsn="unsigned long long")
@@ -63,6 +66,7 @@ cdef class Assembler:
     cdef object _truncate(self, bytes frame, Transaction current)
     cdef bytes _truncated(self, bytes frame)
     cdef object _relation(self, object message, Transaction current)
+    cdef object _announce(self, Transaction transaction, object relation)
     cdef object _streamed(self, object message, bytes frame, list done)
     cdef Transaction _two_phase(self, object message, bytes frame, Transaction current, list done)
     cdef bint _is_from_before(self, unsigned long long prepare_end_lsn) except? 0

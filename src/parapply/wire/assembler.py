@@ -35,6 +35,7 @@ from parapply.wire.messages import (
     Truncate,
     TypeMessage,
 )
+from parapply.wire.partitions import Partitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -98,6 +99,9 @@ class Assembler:
         self._prepared_lsns = prepared_lsns
         self._open: Transaction | None = None
         self._loose_relations: list[Relation] = []
+        self._partitions = Partitions()
+        #: It has met one and not settled that.
+        self._has_met = False
         #: Between a Stream Start and its Stop: the changes that have come, and the runs of `Chunk`.
         self._chunk: Transaction | None = None
         self._runs: list[tuple[int, int]] = []
@@ -153,7 +157,12 @@ class Assembler:
                 current = self._other(frame, current, done)
                 queue_oid = self._queue_oid
         self._open = current
+        self._settle()
         return done
+
+    def _settle(self) -> None:
+        if self._has_met:
+            self._has_met = self._partitions.settle()
 
     def _begin(self, frame: bytes, current: Transaction | None) -> Transaction:
         if current is not None or self._chunk is not None:
@@ -167,8 +176,8 @@ class Assembler:
         )
 
     def _begun(self, begun: Transaction) -> Transaction:
-        for relation in self._loose_relations:
-            _announce(begun, relation)
+        begun.relations = self._loose_relations
+        begun.changes += self._loose_relations
         self._loose_relations = []
         return begun
 
@@ -292,13 +301,22 @@ class Assembler:
             return
         if relation.oid == self._queue_oid:
             self.queue, self._queue_oid = None, 0
+        self._settle()
+        relation = self._partitions.narrowed(relation)
         if self._chunk is not None:
             self._note_xid(self._chunk, message.xid or self._chunk.xid)
-            _announce(self._chunk, message.relation)
+            self._announce(self._chunk, relation)
         elif current is None:
-            self._loose_relations.append(message.relation)
+            self._loose_relations.append(relation)
         else:
-            _announce(current, message.relation)
+            self._announce(current, relation)
+
+    def _announce(self, transaction: Transaction, relation: Relation) -> None:
+        if transaction.changes and isinstance(transaction.changes[-1], Relation):
+            self._partitions.meet(transaction)
+            self._has_met = True
+        transaction.relations = [*transaction.relations, relation]
+        transaction.changes.append(relation)
 
     def _streamed(
         self,
@@ -438,8 +456,3 @@ def _unsigned(frame: bytes, at: int, n_bytes: int) -> int:
 def _signed(frame: bytes, at: int) -> int:
     """Return a time: microseconds since 2000, which may lie before."""
     return _unsigned(frame, at, 8) if cython.compiled else int.from_bytes(frame[at : at + 8], signed=True)
-
-
-def _announce(transaction: Transaction, relation: Relation) -> None:
-    transaction.relations = [*transaction.relations, relation]
-    transaction.changes.append(relation)

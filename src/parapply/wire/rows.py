@@ -147,8 +147,8 @@ def read_update(frame: bytes, n_columns: int) -> tuple[Row | None, Row]:
     """Return the old row (None if it was not sent) and the new row of an Update frame.
 
     In an old key ('K') the columns outside the publisher's replica identity are NULL: they were not sent, they are not
-    values (PROTOCOL.md 5.3). The message says if it is an old key, never the relation: a partition with another
-    identity than its root sends 'K' although the root is announced as full (trap T-28).
+    values (PROTOCOL.md 5.3). So are they behind 'O' in a row of a partition that is published as its root
+    (`partitions.py`).
 
     Raises:
         ProtocolError: the bytes are not an Update of ``n_columns`` columns.

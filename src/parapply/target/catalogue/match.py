@@ -238,7 +238,8 @@ def _identity(
                 False,
                 (
                     f"target table {table} has neither a replica identity index nor a primary key, "
-                    f"and the published relation {relation.qualified_name} does not have REPLICA IDENTITY FULL"
+                    f"and the published relation {relation.qualified_name}, or a partition of it, does not have REPLICA"
+                    " IDENTITY FULL"
                 ),
             )
         incomparable = [column for column in columns if not column.has_equality]

@@ -259,7 +259,8 @@ class Statements:
         if not self.plan.can_update:
             raise TargetRefused(
                 self.plan.refusal,
-                hint="give the table the same primary key on both sides, or set its REPLICA IDENTITY on the publisher",
+                hint="give the table the same primary key on both sides, or set its REPLICA IDENTITY on the publisher"
+                " (of each partition, if it has any)",
             )
         if needs_key and not self.plan.key_positions:
             raise ValueError(f"{self._table} has no key: only its row forms can update and delete")
