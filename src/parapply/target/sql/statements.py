@@ -228,10 +228,12 @@ class Statements:
         return self._cached("row_exists", (), lambda: self._build_select((), is_set=False))
 
     def set_foreign(self) -> Sql:
-        """Return a SELECT of one row for each of many rows that another origin wrote last; all are locked.
+        """Return a SELECT of a row if one of many rows is missing, or was last written by another origin.
 
         The rows are locked before their writer is checked, so that no session writes them between the check and the
-        change. A row of this very transaction, or one so old that its writer is unknown, has no other writer.
+        change. A row of this very transaction, or one so old that its writer is unknown, has no other writer. A missing
+        one may have been waited for, and replaced: the change would find the new row, because it sees what is committed
+        when it begins.
 
         Raises:
             TargetRefused: the plan allows no updates.
@@ -240,14 +242,14 @@ class Statements:
         self._check_updates(needs_key=True)
         return self._cached("set_foreign", (), self._build_set_foreign)
 
-    def row_foreign(self) -> Sql:
-        """Return `set_foreign` for one row, found as in `row_update`.
+    def row_foreign(self, *, may_miss: bool = False) -> Sql:
+        """Return `set_foreign` for one row, found as in `row_update`; a missing one counts unless it `may_miss`.
 
         Raises:
             TargetRefused: the plan allows no updates.
         """
         self._check_updates()
-        return self._cached("row_foreign", (), self._build_row_foreign)
+        return self._cached("row_foreign", (int(may_miss),), lambda: self._build_row_foreign(may_miss=may_miss))
 
     def _cached(self, kind: str, present: tuple[int, ...], build: Callable[[], Sql]) -> Sql:
         found = self._cache.get((kind, present))
@@ -411,17 +413,20 @@ class Statements:
 
     def _build_set_foreign(self) -> Sql:
         keys = self.plan.key_positions
-        text = self._foreign(f"{self._only} AS t, {self._rows(keys)}", self._joined(keys) + self._mine)
+        wanted = f"pg_catalog.cardinality({self._arrays(keys)[0]})"
+        text = self._foreign(f"{self._only} AS t, {self._rows(keys)}", self._joined(keys) + self._mine, wanted)
         return _sql(text, keys, type_oids=self._type_oids(keys))
 
-    def _build_row_foreign(self) -> Sql:
+    def _build_row_foreign(self, *, may_miss: bool) -> Sql:
         where, old_positions = self._found_row(first=1)
-        return _sql(self._foreign(f"{self._only} AS t", where), (), old_positions)
+        wanted = "pg_catalog.count(*)" if may_miss else "1"
+        return _sql(self._foreign(f"{self._only} AS t", where, wanted), (), old_positions)
 
-    def _foreign(self, tables: str, where: str) -> str:
+    def _foreign(self, tables: str, where: str, wanted: str) -> str:
         return (
             f"WITH held AS MATERIALIZED (SELECT t.xmin AS x FROM {tables} WHERE {where} FOR UPDATE OF t)"
-            f" SELECT 1 FROM held WHERE ({self._is_foreign('held.x')})"
+            " SELECT 1 FROM held HAVING pg_catalog.count(*) FILTER"
+            f" (WHERE ({self._is_foreign('held.x')}) IS NOT TRUE) <> {wanted}"
         )
 
     def _is_foreign(self, xmin: str) -> str:
