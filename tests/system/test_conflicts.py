@@ -240,6 +240,22 @@ def test_an_index_made_again_under_its_name_is_read_again(pair: Pair) -> None:
     assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(1,), (2,), (91,)]
 
 
+@pytest.mark.parametrize("operation", ["update", "delete"])
+def test_t43_a_row_that_a_client_moves_away_is_missing(pair: Pair, operation: str) -> None:
+    """Where a trigger may veto a change, its row is locked when it is asked for, so that none moves it in between."""
+    table = "CREATE TABLE t (id int PRIMARY KEY, v text);"
+    pair.create(table, table + _TRIGGER)
+    daemon = pair.start()
+    pair.write("INSERT INTO t SELECT n, 'old' FROM generate_series(1, 70) AS n")
+    daemon.wait_caught_up()
+    with pair.target.connect() as client:
+        client.execute("BEGIN; UPDATE t SET id = 100 WHERE id = 1")
+        xid = pair.write_one("UPDATE t SET v = 'new'" if operation == "update" else "DELETE FROM t")
+        pair.target.wait_until(WORKER_IS_BLOCKED)
+        client.execute("COMMIT")
+    pair.check_conflict(daemon, kind=f"{operation}_missing", xid=xid, place="public.t, key (id)")
+
+
 #: Puts another row in the place of row 1.
 _REPLACED = "DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (1, 'local')"
 _MOVED_TO = "DELETE FROM t WHERE id = 1; UPDATE t SET id = 1, v = 'local' WHERE id = 9"

@@ -175,15 +175,23 @@ def guards(plans: Iterable[TablePlan]) -> list[Command]:
 class CommandBuilder:
     """Turns steps into commands. Keeps the statements of each plan; one builder serves all workers of a leader."""
 
-    def __init__(self, has_prepared: Callable[[], bool] = lambda: False, *, may_change_role: bool = False) -> None:
+    def __init__(
+        self,
+        has_prepared: Callable[[], bool] = lambda: False,
+        *,
+        may_change_role: bool = False,
+        may_lock_rows: bool = True,
+    ) -> None:
         """Start without statements.
 
         Args:
             has_prepared: returns whether a transaction is prepared on the target. It may hold one of several equal
             rows, and its outcome may be waiting for a change of another: then a row is chosen that none holds.
             may_change_role: sessions of the role `origin` may take the role `replica` (`target/sql/references.py`).
+            may_lock_rows: as of `Statements`.
         """
         self.has_prepared = has_prepared
+        self._may_lock_rows = may_lock_rows
         #: Written by the worker whose session was refused.
         self.may_change_role = may_change_role
         # By identity: hashing a plan's facts for every batch would cost more than its statements. Each entry keeps
@@ -258,7 +266,7 @@ class CommandBuilder:
     def for_thread(self) -> CommandBuilder:
         """Return another builder, for a thread: no two may use one."""
         has_prepared = self.has_prepared()
-        return CommandBuilder(lambda: has_prepared)
+        return CommandBuilder(lambda: has_prepared, may_lock_rows=self._may_lock_rows)
 
     def forget(self) -> None:
         """Drop the statements of plans that are no longer used."""
@@ -284,7 +292,7 @@ class CommandBuilder:
     def _of(self, plan: TablePlan) -> Statements:
         found = self._statements.get(id(plan))
         if found is None:
-            found = self._statements[id(plan)] = Statements(plan, BINARY_TYPES)
+            found = self._statements[id(plan)] = Statements(plan, BINARY_TYPES, may_lock_rows=self._may_lock_rows)
             self._is_guarding = self._is_guarding or plan.facts.foreign is not None
         return found
 

@@ -73,12 +73,15 @@ class Statements:
     Every statement's row count is the number of rows found, also where it is a SELECT because nothing can be set.
     """
 
-    def __init__(self, plan: TablePlan, binary_types: frozenset[int] = _NO_TYPES) -> None:
+    def __init__(
+        self, plan: TablePlan, binary_types: frozenset[int] = _NO_TYPES, *, may_lock_rows: bool = True
+    ) -> None:
         """Build nothing yet.
 
         Args:
             plan: of the table.
             binary_types: OIDs of the types that set forms take as arrays of themselves; all others come as text[].
+            may_lock_rows: False: the role may not, because nothing that it applies changes a row.
         """
         self.plan = plan
         self._binary = {
@@ -88,6 +91,7 @@ class Statements:
         #: Wire positions that the expressions of replaced columns read; these come as text, of the publisher's types.
         self._inputs = {at: tuple([places[one.name] for one in each.inputs]) for at, each in plan.replaced.items()}
         self._binary.difference_update(*self._inputs.values())
+        self._lock = " FOR NO KEY UPDATE OF t" if may_lock_rows else ""
         self._table = table_name(plan.facts)
         self._names = [identifier(column.name) for column in plan.columns]
         #: The constants, for statements that insert; and what leaves the rows of other sources out.
@@ -220,6 +224,8 @@ class Statements:
 
     def row_exists(self) -> Sql:
         """Return a SELECT of one row if the old row exists, to know a trigger's veto from a missing row (trap T-43).
+
+        It is locked, so that no session moves it before the change looks for it; against no check of a foreign key.
 
         Raises:
             TargetRefused: the plan allows no updates, so rows cannot be found.
@@ -409,7 +415,7 @@ class Statements:
             return _sql(text, positions, type_oids=self._type_oids(positions))
         guards = self._guards(guarded, first=1)
         where, old_positions = self._found_row(first=len(guarded) + 1)
-        return _sql(f"SELECT 1 FROM {self._only} AS t WHERE {where}{guards}", guarded, old_positions)
+        return _sql(f"SELECT 1 FROM {self._only} AS t WHERE {where}{guards}{self._lock}", guarded, old_positions)
 
     def _build_set_foreign(self) -> Sql:
         keys = self.plan.key_positions
