@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fixtures.pair import SECRET, Pair, named, pair
+from tests.fixtures.plain import WORKER_IS_BLOCKED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +19,10 @@ _TABLE = "CREATE TABLE t (id int, part text, v text, u int, PRIMARY KEY (id, par
 _ROWS = "INSERT INTO t SELECT n, 'p', 'start', n FROM generate_series(1, 5) AS n"
 _BEFORE = ("INSERT INTO t VALUES (100, 'p', 'before', 100)", "UPDATE t SET v = 'before' WHERE id = 5")
 _AFTER = ("INSERT INTO t VALUES (200, 'p', 'after', 200)", "UPDATE t SET v = 'after' WHERE id = 5")
+_TRIGGER = (
+    "CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; CREATE TRIGGER noted AFTER"
+    " UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION noted(); ALTER TABLE t ENABLE ALWAYS TRIGGER noted;"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +206,26 @@ def test_a_cause_is_settled_before_its_consequence(pair: Pair, rule: str) -> Non
     ]
 
 
+def test_a_row_that_went_with_its_parent_is_not_missing(pair: Pair) -> None:
+    """The target's own cascade has taken it before its delete comes, whatever is asked before that (T-25).
+
+    A transaction of more than 64 changes is applied by itself, and triggers are thought of from the start.
+    """
+    child = "(id int PRIMARY KEY, parent_id int REFERENCES parent ON DELETE CASCADE);"
+    tables = f"CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child {child} CREATE TABLE t {child}"
+    pair.create(tables, tables + _TRIGGER)
+    settings: dict[str, str | float] = {"target.session_replication_role": "origin"}
+    settings |= {f'apply.tables."public.{name}".parallel': "never" for name in ("parent", "child", "t")}
+    for policies in ({}, {"conflict.delete_origin_differs": "keep_local"}):
+        numbers = "SELECT n {} FROM generate_series(1, 70) AS n"
+        rows = (f"INSERT INTO {name} {numbers.format(', n')}" for name in ("child", "t"))
+        pair.write_one(f"INSERT INTO parent {numbers.format('')}", *rows)
+        pair.write("DELETE FROM parent WHERE id = 1", "DELETE FROM child WHERE id = 2", "DELETE FROM parent")
+        pair.drain(settings={**settings, **policies})
+        pair.check_equal()
+    assert pair.target.rows("SELECT conflict_type FROM parapply.conflicts") == []
+
+
 def test_an_index_made_again_under_its_name_is_read_again(pair: Pair) -> None:
     """A row that only the old index had is not in the way, and stays (T-22)."""
     table = "CREATE TABLE t (id int PRIMARY KEY, u int, n int);"
@@ -213,3 +238,62 @@ def test_an_index_made_again_under_its_name_is_read_again(pair: Pair) -> None:
     pair.write("INSERT INTO t VALUES (2, 2, 2)")
     daemon.finish()
     assert pair.target.rows("SELECT id FROM t ORDER BY id") == [(1,), (2,), (91,)]
+
+
+@pytest.mark.parametrize("operation", ["update", "delete"])
+def test_t43_a_row_that_a_client_moves_away_is_missing(pair: Pair, operation: str) -> None:
+    """Where a trigger may veto a change, its row is locked when it is asked for, so that none moves it in between."""
+    table = "CREATE TABLE t (id int PRIMARY KEY, v text);"
+    pair.create(table, table + _TRIGGER)
+    daemon = pair.start()
+    pair.write("INSERT INTO t SELECT n, 'old' FROM generate_series(1, 70) AS n")
+    daemon.wait_caught_up()
+    with pair.target.connect() as client:
+        client.execute("BEGIN; UPDATE t SET id = 100 WHERE id = 1")
+        xid = pair.write_one("UPDATE t SET v = 'new'" if operation == "update" else "DELETE FROM t")
+        pair.target.wait_until(WORKER_IS_BLOCKED)
+        client.execute("COMMIT")
+    pair.check_conflict(daemon, kind=f"{operation}_missing", xid=xid, place="public.t, key (id)")
+
+
+#: Puts another row in the place of row 1.
+_REPLACED = "DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (1, 'local')"
+_MOVED_TO = "DELETE FROM t WHERE id = 1; UPDATE t SET id = 1, v = 'local' WHERE id = 9"
+#: By schema: on the target alone, by a client of it that has not committed, by the publisher, and the conflict.
+_RACES = {
+    "updated": ("", _REPLACED, "UPDATE t SET v = 'remote' WHERE id = 1", "update_origin_differs kept_local"),
+    "deleted": ("", _MOVED_TO, "DELETE FROM t WHERE id = 1", "delete_origin_differs kept_local"),
+    "several": ("", _MOVED_TO, "UPDATE t SET v = 'remote' WHERE id < 4", "update_origin_differs kept_local"),
+    "in_order": ("", _REPLACED, "UPDATE t SET v = 'remote' WHERE id = 1", "update_origin_differs kept_local"),
+    "trigger": (_TRIGGER, _REPLACED, "UPDATE t SET v = 'remote' WHERE id = 1", "update_origin_differs kept_local"),
+    "gone": ("", "DELETE FROM t WHERE id = 1", "UPDATE t SET v = 'remote' WHERE id < 4", "update_missing skipped"),
+}
+
+
+def test_a_row_put_in_the_place_of_another_is_asked_for_its_writer(pair: Pair) -> None:
+    """The check of a row's writer waits for a client that then puts a row of its own there: that row is no missing one.
+
+    Each case has a table in a schema of its own.
+    """
+    table = "CREATE TABLE t (id int PRIMARY KEY, v text);"
+    there = {name: f"CREATE SCHEMA {name}; SET search_path = {name}; {table}" for name in _RACES}
+    pair.create("; ".join(there.values()), "; ".join(there[name] + _RACES[name][0] for name in there))
+    policies = {"conflict.update_origin_differs": "keep_local", "conflict.delete_origin_differs": "keep_local"}
+    policies |= {"conflict.update_missing": "skip", 'apply.tables."in_order.t".parallel': "never"}
+    daemon = pair.start(settings=policies)
+    pair.write(*(f"INSERT INTO {name}.t SELECT n, 'old' FROM generate_series(1, 9) AS n" for name in there))
+    daemon.wait_caught_up()
+    for name, (_, local, remote, found) in _RACES.items():
+        with named(name):
+            with pair.target.connect() as client:
+                client.execute(f"SET search_path = {name}; BEGIN; {local}".encode())
+                pair.write(f"SET search_path = {name}; {remote}")
+                pair.target.wait_until(WORKER_IS_BLOCKED)
+                client.execute("COMMIT")
+            daemon.wait_caught_up()
+            kept = f"SELECT conflict_type || ' ' || outcome FROM parapply.conflicts WHERE schema_name = '{name}'"
+            assert pair.target.rows(kept) == [(found,)]
+            rows = pair.target.rows(f"SELECT v FROM {name}.t WHERE id = 1")
+            assert rows == ([] if name == "gone" else [("local",)])
+    beside = "SELECT v FROM several.t WHERE id = 2 UNION ALL SELECT v FROM gone.t WHERE id = 2"
+    assert pair.target.rows(beside) == [("remote",)] * 2

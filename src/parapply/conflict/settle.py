@@ -203,21 +203,21 @@ class Settler:
             return await self._look_for_rows_in_the_way(change, subject, failure)
         if change.operation == "insert":
             return None  # the row that was to be overwritten or deleted was not found: none of its own is missing
-        if self.commands[failure.statement].operation == "origin":
-            if subject is None:
+        is_delete = change.operation == "delete"
+        if subject is None:
+            if is_delete and change.plan.may_go_with_parent:
                 return None
-            kind = ConflictType.UPDATE_ORIGIN_DIFFERS
-            if change.operation == "delete":
-                kind = ConflictType.DELETE_ORIGIN_DIFFERS
+            kind = ConflictType.DELETE_MISSING if is_delete else ConflictType.UPDATE_MISSING
+            return self._conflict(kind, change, ()), False
+        is_origin = self.commands[failure.statement].operation == "origin"
+        if is_origin and _is_foreign(subject, change.plan):
+            kind = ConflictType.DELETE_ORIGIN_DIFFERS if is_delete else ConflictType.UPDATE_ORIGIN_DIFFERS
             return self._conflict(kind, change, (subject,)), False
-        if subject is not None:
-            # It exists, yet was not found as it should be, because of an identity column that SQL cannot set (T-50),
-            # or because it has just come.
-            if any(column.is_identity_always for column in change.plan.columns):
-                raise failure
-            return None
-        kind = ConflictType.DELETE_MISSING if change.operation == "delete" else ConflictType.UPDATE_MISSING
-        return self._conflict(kind, change, ()), False
+        # It exists, yet was not found as it should be, because of an identity column that SQL cannot set (T-50), or
+        # because it has just come.
+        if not is_origin and any(column.is_identity_always for column in change.plan.columns):
+            raise failure
+        return None
 
     async def _look_for_rows_in_the_way(
         self, change: RowChange, subject: LocalRow | None, failure: StatementFailed
@@ -261,6 +261,11 @@ class Settler:
             is_remote_greater=_is_greater(conflict),
         )
         return decide(conflict.policy, facing)
+
+
+def _is_foreign(row: LocalRow, plan: TablePlan) -> bool:
+    """Return whether another origin wrote a row last, as `Statements.row_foreign` asks."""
+    return row.origin is not None and not row.origin.startswith(plan.own_origins)
 
 
 def _is_greater(conflict: Conflict) -> bool:

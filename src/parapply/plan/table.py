@@ -301,6 +301,11 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def may_go_with_parent(self) -> bool:
+        """Return whether the target may delete a row by itself, with its parent, before its own delete comes (T-25)."""
+        return any(foreign.is_enforced and foreign.is_cascading for foreign in self.foreign_keys)
+
+    @property
     def is_indexed(self) -> bool:
         """Return whether an index narrows the search for a whole row, as the built-in subscription wants it.
 

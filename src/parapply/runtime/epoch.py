@@ -197,7 +197,11 @@ class Epoch:
         config, ends, two_phase = self._config, self._ends, self._two_phase
         self._kit = WorkerKit(
             pool=self._pool,
-            builder=CommandBuilder(lambda: two_phase.n_pending > 0, may_change_role=ends.may_change_role),
+            builder=CommandBuilder(
+                lambda: two_phase.n_pending > 0,
+                may_change_role=ends.may_change_role,
+                may_lock_rows=self._tables.may_lock_rows,
+            ),
             tables=self._tables,
             conflict_handler=self._conflict_handler,
             two_phase=two_phase,

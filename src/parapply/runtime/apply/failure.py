@@ -135,7 +135,8 @@ def apply_failed(  # noqa: PLR0913  what the line is made of
         reason += "publisher does not send unchanged large values"
         hint = _INCOMPLETE_HINT.format(lsn=format_lsn(end_lsn))
     elif operation == "origin":
-        reason = "the row was last written by another origin"
+        is_there = not kind.endswith("_missing")
+        reason = "the row was last written by another origin" if is_there else "the row is not there"
     elif failure.sqlstate:
         reason = f"{condition(failure.sqlstate)} ({failure.sqlstate})"
         violated = (stop.conflict.constraints if stop else ()) or (failure.constraint,)

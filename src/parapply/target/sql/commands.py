@@ -175,15 +175,23 @@ def guards(plans: Iterable[TablePlan]) -> list[Command]:
 class CommandBuilder:
     """Turns steps into commands. Keeps the statements of each plan; one builder serves all workers of a leader."""
 
-    def __init__(self, has_prepared: Callable[[], bool] = lambda: False, *, may_change_role: bool = False) -> None:
+    def __init__(
+        self,
+        has_prepared: Callable[[], bool] = lambda: False,
+        *,
+        may_change_role: bool = False,
+        may_lock_rows: bool = True,
+    ) -> None:
         """Start without statements.
 
         Args:
             has_prepared: returns whether a transaction is prepared on the target. It may hold one of several equal
             rows, and its outcome may be waiting for a change of another: then a row is chosen that none holds.
             may_change_role: sessions of the role `origin` may take the role `replica` (`target/sql/references.py`).
+            may_lock_rows: as of `Statements`.
         """
         self.has_prepared = has_prepared
+        self._may_lock_rows = may_lock_rows
         #: Written by the worker whose session was refused.
         self.may_change_role = may_change_role
         # By identity: hashing a plan's facts for every batch would cost more than its statements. Each entry keeps
@@ -258,7 +266,7 @@ class CommandBuilder:
     def for_thread(self) -> CommandBuilder:
         """Return another builder, for a thread: no two may use one."""
         has_prepared = self.has_prepared()
-        return CommandBuilder(lambda: has_prepared)
+        return CommandBuilder(lambda: has_prepared, may_lock_rows=self._may_lock_rows)
 
     def forget(self) -> None:
         """Drop the statements of plans that are no longer used."""
@@ -284,7 +292,7 @@ class CommandBuilder:
     def _of(self, plan: TablePlan) -> Statements:
         found = self._statements.get(id(plan))
         if found is None:
-            found = self._statements[id(plan)] = Statements(plan, BINARY_TYPES)
+            found = self._statements[id(plan)] = Statements(plan, BINARY_TYPES, may_lock_rows=self._may_lock_rows)
             self._is_guarding = self._is_guarding or plan.facts.foreign is not None
         return found
 
@@ -429,10 +437,9 @@ class CommandBuilder:
         statements = self._of(plan)
         # An insert that is vetoed is no conflict, and needs no row to be there.
         asks_first = asks_first or kind == INSERT or plan.facts.oid in self._vetoed
-        expected = ANY_COUNT if plan.facts.triggers and asks_first else 1
-        if kind == DELETE and any(foreign.is_enforced and foreign.is_cascading for foreign in plan.foreign_keys):
-            # In source order a parent's delete may also have taken the row along on the target (trap T-25).
-            expected = ANY_COUNT
+        # In source order a parent's delete may also have taken the row along on the target (trap T-25).
+        may_miss = kind == DELETE and plan.may_go_with_parent
+        expected = ANY_COUNT if may_miss or (plan.facts.triggers and asks_first) else 1
         if kind == INSERT:
             row = read_insert(frame, len(plan.columns))
             if has_unchanged(row):
@@ -457,10 +464,11 @@ class CommandBuilder:
             raise ProtocolError(chr(kind), 5, "the old row of a table with REPLICA IDENTITY FULL is missing")
         found = new if old is None else old
         if plan.checks_delete_origin if kind == DELETE else plan.checks_update_origin:
-            foreign = statements.row_foreign()
+            foreign = statements.row_foreign(may_miss=may_miss)
             values = [_text(found[position], frame) for position in foreign.old_positions]
-            out.append(Command(foreign, values, expected=0, operation="origin", plan=plan))
-        if plan.facts.triggers and asks_first:
+            # Twice where it cannot say that it waited for a row that was replaced: then the second finds the new one.
+            out += [Command(foreign, values, expected=0, operation="origin", plan=plan)] * (2 if may_miss else 1)
+        if plan.facts.triggers and asks_first and not may_miss:
             # A trigger may veto the change (trap T-43): a separate statement asks whether the row exists. An update of
             # nothing but ALWAYS identity columns also asks whether they have the new value already (trap T-50).
             identity = tuple([position for position in present if plan.columns[position].is_identity_always])

@@ -73,12 +73,15 @@ class Statements:
     Every statement's row count is the number of rows found, also where it is a SELECT because nothing can be set.
     """
 
-    def __init__(self, plan: TablePlan, binary_types: frozenset[int] = _NO_TYPES) -> None:
+    def __init__(
+        self, plan: TablePlan, binary_types: frozenset[int] = _NO_TYPES, *, may_lock_rows: bool = True
+    ) -> None:
         """Build nothing yet.
 
         Args:
             plan: of the table.
             binary_types: OIDs of the types that set forms take as arrays of themselves; all others come as text[].
+            may_lock_rows: False: the role may not, because nothing that it applies changes a row.
         """
         self.plan = plan
         self._binary = {
@@ -88,6 +91,7 @@ class Statements:
         #: Wire positions that the expressions of replaced columns read; these come as text, of the publisher's types.
         self._inputs = {at: tuple([places[one.name] for one in each.inputs]) for at, each in plan.replaced.items()}
         self._binary.difference_update(*self._inputs.values())
+        self._lock = " FOR NO KEY UPDATE OF t" if may_lock_rows else ""
         self._table = table_name(plan.facts)
         self._names = [identifier(column.name) for column in plan.columns]
         #: The constants, for statements that insert; and what leaves the rows of other sources out.
@@ -221,6 +225,8 @@ class Statements:
     def row_exists(self) -> Sql:
         """Return a SELECT of one row if the old row exists, to know a trigger's veto from a missing row (trap T-43).
 
+        It is locked, so that no session moves it before the change looks for it; against no check of a foreign key.
+
         Raises:
             TargetRefused: the plan allows no updates, so rows cannot be found.
         """
@@ -228,10 +234,12 @@ class Statements:
         return self._cached("row_exists", (), lambda: self._build_select((), is_set=False))
 
     def set_foreign(self) -> Sql:
-        """Return a SELECT of one row for each of many rows that another origin wrote last; all are locked.
+        """Return a SELECT of a row if one of many rows is missing, or was last written by another origin.
 
         The rows are locked before their writer is checked, so that no session writes them between the check and the
-        change. A row of this very transaction, or one so old that its writer is unknown, has no other writer.
+        change. A row of this very transaction, or one so old that its writer is unknown, has no other writer. A missing
+        one may have been waited for, and replaced: the change would find the new row, because it sees what is committed
+        when it begins.
 
         Raises:
             TargetRefused: the plan allows no updates.
@@ -240,14 +248,14 @@ class Statements:
         self._check_updates(needs_key=True)
         return self._cached("set_foreign", (), self._build_set_foreign)
 
-    def row_foreign(self) -> Sql:
-        """Return `set_foreign` for one row, found as in `row_update`.
+    def row_foreign(self, *, may_miss: bool = False) -> Sql:
+        """Return `set_foreign` for one row, found as in `row_update`; a missing one counts unless it `may_miss`.
 
         Raises:
             TargetRefused: the plan allows no updates.
         """
         self._check_updates()
-        return self._cached("row_foreign", (), self._build_row_foreign)
+        return self._cached("row_foreign", (int(may_miss),), lambda: self._build_row_foreign(may_miss=may_miss))
 
     def _cached(self, kind: str, present: tuple[int, ...], build: Callable[[], Sql]) -> Sql:
         found = self._cache.get((kind, present))
@@ -408,21 +416,24 @@ class Statements:
             return _sql(text, positions, type_oids=self._type_oids(positions))
         guards = self._guards(guarded, first=1)
         where, old_positions = self._found_row(first=len(guarded) + 1)
-        return _sql(f"SELECT 1 FROM {self._only} AS t WHERE {where}{guards}", guarded, old_positions)
+        return _sql(f"SELECT 1 FROM {self._only} AS t WHERE {where}{guards}{self._lock}", guarded, old_positions)
 
     def _build_set_foreign(self) -> Sql:
         keys = self.plan.key_positions
-        text = self._foreign(f"{self._only} AS t, {self._rows(keys)}", self._joined(keys) + self._mine)
+        wanted = f"pg_catalog.cardinality({self._arrays(keys)[0]})"
+        text = self._foreign(f"{self._only} AS t, {self._rows(keys)}", self._joined(keys) + self._mine, wanted)
         return _sql(text, keys, type_oids=self._type_oids(keys))
 
-    def _build_row_foreign(self) -> Sql:
+    def _build_row_foreign(self, *, may_miss: bool) -> Sql:
         where, old_positions = self._found_row(first=1)
-        return _sql(self._foreign(f"{self._only} AS t", where), (), old_positions)
+        wanted = "pg_catalog.count(*)" if may_miss else "1"
+        return _sql(self._foreign(f"{self._only} AS t", where, wanted), (), old_positions)
 
-    def _foreign(self, tables: str, where: str) -> str:
+    def _foreign(self, tables: str, where: str, wanted: str) -> str:
         return (
             f"WITH held AS MATERIALIZED (SELECT t.xmin AS x FROM {tables} WHERE {where} FOR UPDATE OF t)"
-            f" SELECT 1 FROM held WHERE ({self._is_foreign('held.x')})"
+            " SELECT 1 FROM held HAVING pg_catalog.count(*) FILTER"
+            f" (WHERE ({self._is_foreign('held.x')}) IS NOT TRUE) <> {wanted}"
         )
 
     def _is_foreign(self, xmin: str) -> str:

@@ -130,6 +130,13 @@ def test_key_columns_are_set_only_where_their_text_can_change() -> None:
     assert b'SET "n" = v.c1::pg_catalog.numeric, "v" = v.c2::pg_catalog.text FROM' in text
 
 
+def test_a_role_that_may_lock_no_row_asks_without_a_lock() -> None:
+    """Where only inserts and deletes are published UPDATE is not granted, which every lock of a row needs."""
+    plan = statements(COLUMNS, ["id"]).plan
+    unlocked = Statements(plan, may_lock_rows=False).row_exists().text
+    assert Statements(plan).row_exists().text == unlocked + b" FOR NO KEY UPDATE OF t"
+
+
 def test_partitioned_tables_are_written_without_only() -> None:
     """ONLY on a partitioned table would reach no row; whole rows need the partition with the row's place."""
     made = statements(COLUMNS, ["id"], is_partitioned=True)
