@@ -12,8 +12,8 @@
 --   replica  on (default): may set session_replication_role; off: for target.session_replication_role = "origin"
 --   schemas  separated by commas; left out: all
 --   owner    whose later tables may also be written; left out: the role that runs this
---   state    state schema of another role that this script made, in which this one also has slots; left out: it may write
---            none but its own
+--   state    state schema of another role, made by this script with replica on, in which this one also has slots; left
+--            out: it may write none but its own
 --
 -- Progress of daemons of other roles, and the queue of commands, are left out, and grants on them are taken back: they
 -- may come from an older script, or where the owner has made them since. Rights to read the queue, as publisher.sql gives
