@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import psycopg
 
-from parapply.limits import BLOCKED_S
+from parapply.limits import BLOCKED_S, next_line_s
 from parapply.logs import get_logger
 from parapply.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-#: Seconds between two lines about one wait at most; the first ones come sooner.
-LONGEST_S: Final = 600.0
 
 #: Sessions by their pids, and by the slot's name that ends theirs; a DSN may give them another one. Leases are waited
 #: for on purpose. A new slot waits for all that run when it begins, one after the other, so the oldest one is named:
@@ -142,5 +139,5 @@ class Telling:
         for one in found:
             next_s = self._next_s[one.session] = before.get(one.session, BLOCKED_S)
             if one.wait_s >= next_s:
-                self._next_s[one.session] = min(2 * one.wait_s, one.wait_s + LONGEST_S)
+                self._next_s[one.session] = next_line_s(one.wait_s)
                 yield one

@@ -31,6 +31,8 @@ Rows = list[dict[str, Any]]
 BEHIND_BYTES: Final = 1 << 20
 #: Seconds after which a wait for a foreign session is shown: in the log, and as the reason of the state.
 BLOCKED_S: Final = 5.0
+#: Seconds between two lines about one wait at most.
+_LONGEST_S: Final = 600.0
 #: Part of a processor from which on the leader has no more to give: it shares the machine, and is seen once a second.
 _FULL: Final = 0.7
 FLUSHES: Final = ("IO:WALSync", "IO:WALWrite", "LWLock:WALWrite", "IPC:SyncRep", "IO:WalSync", "IO:WalWrite")
@@ -114,6 +116,11 @@ class LimitVerdict:
     words: str
     advice: str
     evidence: tuple[str, ...]
+
+
+def next_line_s(wait_s: float) -> float:
+    """Return after how many seconds a wait is logged again that was logged after some; first after `BLOCKED_S`."""
+    return min(2 * wait_s, wait_s + _LONGEST_S)
 
 
 def state_of(*, workers: int, queued: int, blocked: int, held: int, executing: int, late: int) -> str:  # noqa: PLR0913

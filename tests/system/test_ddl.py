@@ -541,7 +541,18 @@ def test_commands_amid_the_load_of_others(pair: Pair, order: str) -> None:
     assert len(daemon.events_of("ddl_applied")) == 12
 
 
-def test_tried_again_and_skipped(pair: Pair, run_command: RunCommand) -> None:
+#: Obstacles to a table, by the error of its command, which is sent again, or tried again at once and for long.
+_IN_THE_WAY = {
+    "42P07": "CREATE VIEW seen AS SELECT 1",
+    "55P03": "CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN"
+    " RAISE 'busy' USING ERRCODE = '55P03'; END $$; CREATE EVENT TRIGGER refuse ON ddl_command_start"
+    " WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION refuse(); ALTER EVENT TRIGGER refuse ENABLE ALWAYS",
+}
+
+
+@pytest.mark.in_turn("sqlstate")
+@pytest.mark.parametrize("sqlstate", _IN_THE_WAY)
+def test_tried_again_and_skipped(pair: Pair, run_command: RunCommand, sqlstate: str) -> None:
     """With on_error = retry a command is tried until it succeeds; `skip` leaves its transaction out, and says so."""
     _create(pair)
     pair.target.execute("CREATE TABLE made (wrong int)")
@@ -551,12 +562,13 @@ def test_tried_again_and_skipped(pair: Pair, run_command: RunCommand) -> None:
     pair.target.execute("DROP TABLE made")
     daemon.wait_caught_up()
     assert pair.target.rows("SELECT id FROM made") == [(1,)]
-    pair.target.execute("DROP VIEW IF EXISTS seen; CREATE VIEW seen AS SELECT 1")
+    pair.target.execute(_IN_THE_WAY[sqlstate])
     pair.write_one(
         "INSERT INTO made VALUES (2)", _ddl("CREATE TABLE seen (id int PRIMARY KEY)"), "INSERT INTO seen VALUES (1)"
     )
     failed = daemon.wait_for_event("batch_failed", count=len(daemon.events_of("batch_failed")) + 1)
-    (end_lsn,) = re.findall(r"end LSN ([0-9A-F]+/[0-9A-F]+)", failed["error"])
+    (end_lsn,) = re.findall(rf"{sqlstate}.* end LSN ([0-9A-F]+/[0-9A-F]+)", failed["error"])
+    pair.target.wait_until(f"SELECT state = 'retrying' OR '{sqlstate}' = '42P07' FROM parapply.progress")
     run_command(pair.route, "skip", "--lsn", end_lsn, code=0)
     pair.write("INSERT INTO made VALUES (3)")
     daemon.wait_caught_up()

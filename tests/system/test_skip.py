@@ -130,6 +130,42 @@ def test_t70_a_transaction_that_is_not_to_come_is_refused(pair: Pair, run_comman
     assert pair.target.rows("SELECT * FROM parapply.skips") == []
 
 
+#: By way: a transaction whose row 7 is refused as if a lock were not available, and whether its end is known by then.
+_REFUSED_ROWS = {
+    "small": ("INSERT INTO t VALUES (7, 'x')", True),
+    "large": ("INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series(1, 600) AS n", False),
+}
+_REFUSING = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'busy' USING ERRCODE = '55P03'; END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON t FOR EACH ROW WHEN (NEW.id = 7) EXECUTE FUNCTION refuse();
+ALTER TABLE t ENABLE ALWAYS TRIGGER refuse;
+"""
+
+
+@pytest.mark.in_turn("way")
+@pytest.mark.parametrize("way", _REFUSED_ROWS)
+def test_f24_what_is_always_to_be_tried_again_is_told_and_can_be_skipped(
+    pair: Pair, run_command: RunCommand, way: str
+) -> None:
+    """An error that says so (55P03) is repeated whatever on_error says, and after some seconds that shows (F24)."""
+    refused, is_end_known = _REFUSED_ROWS[way]
+    pair.create(_TABLE, f"{_TABLE}; {_REFUSING}")
+    pair.write(refused)
+    (lsn,) = _ends(pair)
+    daemon = pair.start(settings={"apply.memory_limit_bytes": 16 << 20})
+    pair.write("INSERT INTO t VALUES (1000, 'after')")
+    failed = daemon.wait_for_event("batch_failed")
+    says = "insert on public.t, key (id): lock_not_available (55P03); transaction %"
+    says += f", end LSN {lsn}." if is_end_known else ", not ended yet."
+    pair.target.wait_until(f"SELECT state = 'retrying' AND reason LIKE '{says}%' FROM parapply.progress")
+    assert bool(failed["commit_lsn"]) is not is_end_known
+    asked = run_command(pair.route, "skip", "--lsn", lsn, "--wait", "30", "--json")
+    assert json.loads(asked.stdout)["outcome"] == "skipped", asked
+    daemon.wait_caught_up()
+    pair.target.wait_until("SELECT state = 'running' AND reason = '' FROM parapply.progress")
+    assert pair.target.rows("SELECT id FROM t") == [(1000,)]
+
+
 def test_t70_a_running_daemon_skips_what_it_keeps_trying(pair: Pair, run_command: RunCommand) -> None:
     """With on_error = "retry" the request reaches the daemon, which goes on at once; a later one can be taken back."""
     pair.create(_TABLE)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from parapply.applylog_schema import CONFLICTS_LIMIT, XIDS_LIMIT, RowCounts
+from parapply.limits import BLOCKED_S, next_line_s
 from parapply.model import Relation
 from parapply.plan.halving import Form
 from parapply.plan.steps import OrderedStep, TruncateStep
@@ -218,12 +219,27 @@ class Attempts:
         #: True if each change is applied so that its conflicts can be settled.
         self.is_settling = False
         self._again_s = _AGAIN_MIN_S
+        #: When another session was in the way first, and after how many seconds this is shown.
+        self._in_the_way_s: float | None = None
+        self._told_s = BLOCKED_S
         self._error_s = _ERROR_MIN_S
 
     def again_s(self) -> float:
         """Return the next pause when another session is in the way."""
         self._again_s, now = min(self._again_s * 2, _AGAIN_MAX_S), self._again_s
         return now
+
+    def is_long(self, now_s: float) -> bool:
+        """Return whether it is to be told that another session is in the way, as one seems to be; at growing intervals.
+
+        The time is the event loop's. An error that always comes with such an SQLSTATE would never be told otherwise.
+        """
+        self._in_the_way_s = now_s if self._in_the_way_s is None else self._in_the_way_s
+        wait_s = now_s - self._in_the_way_s
+        if wait_s < self._told_s:
+            return False
+        self._told_s = next_line_s(wait_s)
+        return True
 
     def error_s(self) -> float:
         """Return the next pause for a repair."""

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 #: States in which the server works for a worker and may wait, also for a deferred constraint at COMMIT.
 AT_WORK: Final = (WorkerState.EXECUTING, WorkerState.RETRYING, WorkerState.COMMITTING)
-#: Seconds between two lines about one wait at most; the first ones come sooner.
-_LONGEST_S: Final = 600.0
 #: Checks during which a batch waits for others and keeps its worker; giving that back costs repeated work.
 _GIVE_BACK_CHECKS: Final = 4
 #: Checks in a row that must find the stream behind.
@@ -67,11 +65,6 @@ class WorkerSeen(Protocol):
     @property
     def since_s(self) -> float:
         """Return since when."""
-
-
-def next_line_s(wait_s: float) -> float:
-    """Return after how many seconds a wait is logged again that was logged after some."""
-    return min(2 * wait_s, wait_s + _LONGEST_S)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from parapply.applylog_schema import CONFLICTS_LIMIT, ConflictCount, ConflictRecord
 from parapply.engine.job import Attempts, Resume, SetJob
+from parapply.limits import BLOCKED_S
 from parapply.plan.batch import Batch
 from parapply.plan.halving import Halving
 from parapply.runtime.observe.applylog_records import LogRun, batch_record
@@ -21,6 +22,14 @@ def test_pauses_double_up_to_their_limits() -> None:
     assert [attempts.error_s() for _ in range(6)] == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
     text = (Path(__file__).parents[3] / "docs" / "CONFLICTS.md").read_text(encoding="utf-8")
     assert "with growing pauses, at most 5 s;" in text
+
+
+def test_what_is_tried_again_for_long_is_told_at_growing_intervals() -> None:
+    """Counted from the first time that another session was in the way, not from the transaction's begin."""
+    attempts = Attempts(stops_on_error=True)
+    first_s = 100.0
+    times = [first_s + wait_s for wait_s in (0.0, BLOCKED_S / 2, BLOCKED_S, 2 * BLOCKED_S - 1, 2 * BLOCKED_S)]
+    assert [attempts.is_long(now_s) for now_s in times] == [False, False, True, False, True]
 
 
 def test_times_lie_between_the_points_that_a_job_has_passed() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from parapply.engine.flight import Flight
 from parapply.engine.job import OutcomeJob, SetJob, StreamJob
-from parapply.engine.stalls import FallingBehind, Stalls, StreamSeen, next_line_s
+from parapply.engine.stalls import FallingBehind, Stalls, StreamSeen
 from parapply.engine.state import EngineState
-from parapply.limits import BLOCKED_S
+from parapply.limits import BLOCKED_S, next_line_s
 from parapply.plan.batch import Batch
 from parapply.vocabulary import Reading, WorkerState
 from parapply.wire.messages import RollbackPrepared

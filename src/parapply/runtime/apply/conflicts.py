@@ -19,6 +19,8 @@ from parapply.conflict.changes import key_of_truncate, read_change
 from parapply.conflict.history import ConflictHistory
 from parapply.conflict.kinds import Conflict, Policy, Source
 from parapply.conflict.policies import Rules
+from parapply.engine.job import LargeJob, StreamJob
+from parapply.engine.stalls import executed_now
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.plan.steps import TruncateStep
@@ -178,6 +180,18 @@ class ConflictHandler:
             return False
         await session.run([settling])
         return True
+
+    def is_to_skip(self, job: Job) -> bool:
+        """Return whether a transaction that is executed now, alone or merged, is, or may be, one to be skipped."""
+        if not self.skips:
+            return False
+        if isinstance(job, StreamJob):
+            end = job.stream.end
+            return end is not None and self.skips.find(end.commit_lsn, end.end_lsn) is not None
+        if isinstance(job, LargeJob):
+            is_wanted = self.skips.find(job.commit_lsn, job.batch.end_lsn) is not None
+            return is_wanted or (not job.batch.end_lsn and self.skips.may_find(job.commit_lsn))
+        return any(self.skips.find(one.commit_lsn, one.end_lsn) is not None for one in executed_now(job))
 
     def skipped(self, end_lsn: int, xid: int) -> None:
         """Count and log a skipped transaction, whose record has committed."""

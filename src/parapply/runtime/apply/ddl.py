@@ -21,7 +21,7 @@ from parapply.errors import ApplyFailed, StatementFailed, TargetLost
 from parapply.logs import get_logger
 from parapply.model import Relation, Transaction, format_lsn
 from parapply.plan.commands import CommandVerdict
-from parapply.runtime.apply.failure import FailureClass, classify
+from parapply.runtime.apply.failure import FailureClass, classify, shown_end
 from parapply.runtime.apply.pieces import Pieces
 from parapply.runtime.apply.transaction import role_of
 from parapply.target.session.pipeline import Statement
@@ -111,7 +111,7 @@ class PiecesWithCommands(Pieces):
                 await super().add(part)
             else:
                 await self.settle()
-                await self._command(part)
+                await self._command(part, self._piece_repair.end_of(piece))
 
     async def _look_up(self, part: Transaction) -> None:
         """Plan every relation of some changes by the tables as the open transaction has them."""
@@ -141,7 +141,7 @@ class PiecesWithCommands(Pieces):
         except StatementFailed as failure:
             raise TargetLost(f"target: tables could not be looked up after a command: {failure.sqlstate}") from failure
 
-    async def _command(self, judged: JudgedCommand) -> None:
+    async def _command(self, judged: JudgedCommand, end: Transaction) -> None:
         command, verdict, reason = judged
         if verdict is CommandVerdict.REFUSE:
             raise CommandFailed(
@@ -152,7 +152,7 @@ class PiecesWithCommands(Pieces):
             )
         if verdict is not CommandVerdict.SKIP:
             if verdict is CommandVerdict.RUN:
-                await self._run(command)
+                await self._run(command, end)
                 self._job.counts.commands.append(command.tag)
             self._has_run = True
             self._fresh.clear()
@@ -161,7 +161,7 @@ class PiecesWithCommands(Pieces):
         if reason:
             self._job.counts.n_left_out += 1
 
-    async def _run(self, command: QueuedCommand) -> None:
+    async def _run(self, command: QueuedCommand, end: Transaction) -> None:
         attempts = Attempts(stops_on_error=True)
         role = role_of(self._rules.config, command)
         tag: bytes | None = None
@@ -171,10 +171,13 @@ class PiecesWithCommands(Pieces):
             except StatementFailed as failure:
                 await self._session.undo_piece()
                 self._job.attempts += 1
+                failed = CommandFailed(command, reason_of(failure), _hint(command))
                 if classify(failure) is not FailureClass.AGAIN:
-                    raise CommandFailed(command, reason_of(failure), _hint(command)) from failure
+                    raise failed from failure
                 self._piece_repair.check_wanted()
                 await asyncio.sleep(attempts.again_s())
+                self._piece_repair.tell_long(command_failed(failed, end, is_retried=True), attempts)
+        self._piece_repair.succeeded()
         said = tag.decode().rstrip("0123456789 ")
         if said != command.tag and (command.tag, said) != _MADE_AND_FILLED:
             raise CommandFailed(command, f"the target took it for {said}", _hint(command))
@@ -232,11 +235,10 @@ def log_done(done: Iterable[tuple[QueuedCommand, str]], end: Transaction) -> Non
 def command_failed(stop: CommandFailed, end: Transaction, *, is_retried: bool) -> ApplyFailed:
     """Return the error the operator reads: tag, number in the queue, the server's reason, xid and end LSN."""
     command = stop.command
-    end_lsn = format_lsn(end.end_lsn)
     goes_on = "; the daemon tries again by itself" if is_retried else "; then start the daemon again"
     return ApplyFailed(
         f"ddl: command {command.number} of the publisher's queue, {command.tag}: {stop.reason}; transaction {end.xid}, "
-        f"end LSN {end_lsn}.",
+        f"{shown_end(end.end_lsn)}.",
         hint=stop.hint + goes_on,
     )
 

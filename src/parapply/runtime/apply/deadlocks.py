@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from parapply.blocked import Telling, look
-from parapply.engine.job import LargeJob, StreamJob
-from parapply.engine.stalls import AT_WORK, Stalls, executed_now, next_line_s
-from parapply.limits import BLOCKED_S
+from parapply.engine.job import LargeJob
+from parapply.engine.stalls import AT_WORK, Stalls
+from parapply.limits import BLOCKED_S, next_line_s
 from parapply.logs import get_logger
 from parapply.model import format_lsn
 from parapply.target.session import prepared, settings
@@ -106,7 +106,7 @@ class StallCheck:
         self._workers = workers
         self._control_pool = control_pool
         self._two_phase = kit.two_phase
-        self._skips = kit.conflict_handler.skips
+        self._conflict_handler = kit.conflict_handler
         self._place = place
         #: When the slot's other sessions were looked at.
         self._looked_s = 0.0
@@ -192,25 +192,13 @@ class StallCheck:
             blocked = self._stalls.waits(holder, job, f"a lock held by {', '.join(foreign)}", self._clock())
             if blocked is not None:
                 await self._tell_blocked(holder, blocked, pids, gids)
-            if self._is_to_skip(job):
+            if self._conflict_handler.is_to_skip(job):
                 await self._cancel(holder, job)
         await self._leave_to_prepared(holder, job, await self._end_rolled_back(gids))
         for pid in found:
             blocker = own.get(pid)
             if blocker is not None and blocker is not holder and self._stalls.may_break(job, blocker):
                 await self._break(job, blocker)
-
-    def _is_to_skip(self, job: Job) -> bool:
-        """Return whether a transaction that is executed now, alone or merged, is, or may be, one to be skipped."""
-        if not self._skips:
-            return False
-        if isinstance(job, StreamJob):
-            end = job.stream.end
-            return end is not None and self._skips.find(end.commit_lsn, end.end_lsn) is not None
-        if isinstance(job, LargeJob):
-            is_wanted = self._skips.find(job.commit_lsn, job.batch.end_lsn) is not None
-            return is_wanted or (not job.batch.end_lsn and self._skips.may_find(job.commit_lsn))
-        return any(self._skips.find(one.commit_lsn, one.end_lsn) is not None for one in executed_now(job))
 
     async def _cancel(self, worker: Worker, job: Job) -> None:
         """Cancel the statement in which a worker waits; its batch is repeated at the head, less the ones to skip.

@@ -119,7 +119,8 @@ def apply_failed(  # noqa: PLR0913  what the line is made of
     operation = command.operation if command else "commit"
     kind = _CONFLICTS.get((operation, failure.sqlstate), operation)
     # Only a conflict is in the history.
-    place, hint = "", (_CONFLICT_HINT if stop else _REFUSED_HINT).format(lsn=format_lsn(end_lsn))
+    lsn = format_lsn(end_lsn) if end_lsn else "<its end LSN>"
+    place, hint = "", (_CONFLICT_HINT if stop else _REFUSED_HINT).format(lsn=lsn)
     if stop:
         kind = stop.conflict.type.value
     if command:
@@ -133,7 +134,7 @@ def apply_failed(  # noqa: PLR0913  what the line is made of
         missing = ", ".join([command.plan.columns[position].name for position in command.prepared.positions])
         reason = f"the row came into the publication's row filter by an update that left {missing} unchanged, and the "
         reason += "publisher does not send unchanged large values"
-        hint = _INCOMPLETE_HINT.format(lsn=format_lsn(end_lsn))
+        hint = _INCOMPLETE_HINT.format(lsn=lsn)
     elif operation == "origin":
         is_there = not kind.endswith("_missing")
         reason = "the row was last written by another origin" if is_there else "the row is not there"
@@ -157,10 +158,13 @@ def apply_failed(  # noqa: PLR0913  what the line is made of
         reason = "the row is not there" if kind.endswith("_missing") else str(failure)
     if stop and stop.why:
         reason += f"; {stop.why}"
-    end = f"end LSN {format_lsn(end_lsn)}" if end_lsn else "not ended yet"
-    return ApplyFailed(
-        f"{kind}{place}: {reason}; transaction {xid}, {end}.", hint=hint + (_GOES_ON if is_retried else _RESTART)
-    )
+    hint += _GOES_ON if is_retried else _RESTART
+    return ApplyFailed(f"{kind}{place}: {reason}; transaction {xid}, {shown_end(end_lsn)}.", hint=hint)
+
+
+def shown_end(end_lsn: int) -> str:
+    """Return for people where a transaction ends; 0: that is not known yet."""
+    return f"end LSN {format_lsn(end_lsn)}" if end_lsn else "not ended yet"
 
 
 def _shown(name: str) -> str:

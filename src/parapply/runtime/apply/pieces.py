@@ -200,6 +200,8 @@ class Pieces:
                 await self._execute_rows(planned)
         finally:
             self._pool.flight.count_out(piece.size_bytes)
+        if self._repair is not None:
+            self._repair.succeeded()
         self._job.counts.count_piece(piece, planned.batch, planned.after)
         self._pool.changed()
 

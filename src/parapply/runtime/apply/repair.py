@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from parapply.conflict.local import LocalRows
 from parapply.conflict.settle import Settler
-from parapply.engine.job import Attempts, TryLater
+from parapply.engine.job import Attempts, LargeJob, TryLater
 from parapply.errors import StatementFailed, TargetLost
 from parapply.logs import get_logger
+from parapply.model import format_lsn
 from parapply.runtime.apply.conflicts import source_of
 from parapply.runtime.apply.failure import FailureClass, apply_failed, classify
 from parapply.target.sql.commands import code_check
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from parapply.conflict.kinds import Conflict, ConflictStop, Source
-    from parapply.engine.job import Job, LargeJob, StreamJob
+    from parapply.engine.job import Job, StreamJob
     from parapply.errors import ApplyFailed
     from parapply.model import Relation, Transaction
     from parapply.plan.steps import TruncateStep
@@ -121,12 +122,14 @@ class Repair:
             ApplyFailed: it makes no sense to.
             TryLater: not now.
         """
-        if await self.may_repeat(failure, commands, attempts, self.refresh):
-            return
         failed = command_of(failure, commands)
-        retried = not attempts.stops_on_error
+        is_again = await self.may_repeat(failure, commands, attempts, self.refresh)
+        retried = is_again or not attempts.stops_on_error
         error = apply_failed(failure, failed, transaction.xid, transaction.end_lsn, is_retried=retried)
-        await self._wait(job, error, attempts)
+        if is_again:
+            self.tell_long(job, error, attempts)
+        else:
+            await self._wait(job, error, attempts)
 
     async def may_repeat(
         self,
@@ -159,6 +162,11 @@ class Repair:
         )
         await self._wait(job, error, attempts)
 
+    def tell_long(self, job: Job, error: ApplyFailed, attempts: Attempts) -> None:
+        """Log and show why a job is tried again, if another session seems to have been in the way for long."""
+        if attempts.is_long(asyncio.get_running_loop().time()):
+            self._tell(job, error)
+
     def succeeded(self, job: Job) -> None:
         """Stop showing that a job is tried again and again."""
         self._kit.pool.flight.state.troubles.pop(job.batch.seq, None)
@@ -166,14 +174,18 @@ class Repair:
     async def _wait(self, job: Job, error: ApplyFailed, attempts: Attempts) -> None:
         if attempts.stops_on_error:
             raise error
-        self._log.error("batch_failed", worker=job.worker, error=str(error), hint=error.hint)
-        self._kit.pool.flight.state.troubles[job.batch.seq] = error.line()
+        self._tell(job, error)
         attempts.is_refreshed = False
         delay_s = attempts.error_s()
         if self._kit.pool.flight.state.is_relaxed:
             # Others can use the worker.
             raise TryLater(delay_s)
         await self._conflict_handler.wait(delay_s)
+
+    def _tell(self, job: Job, error: ApplyFailed) -> None:
+        commit_lsn = format_lsn(job.commit_lsn) if isinstance(job, LargeJob) else None
+        self._log.error("batch_failed", worker=job.worker, commit_lsn=commit_lsn, error=str(error), hint=error.hint)
+        self._kit.pool.flight.state.troubles[job.batch.seq] = error.line()
 
 
 class DataFailed(Exception):
@@ -191,7 +203,7 @@ class RolledBack(Exception):
 
 
 class Unwanted(Exception):
-    """The operator skips a transaction, which this one is, or may be: its waiting statement was cancelled."""
+    """The operator skips a transaction, which this one is, or may be: its statement was cancelled, or has failed."""
 
 
 class PieceRepair:
@@ -212,6 +224,7 @@ class PieceRepair:
         self._job = job
         self._end = end
         self._repair = repair
+        self._conflict_handler = kit.conflict_handler
         self._two_phase = kit.two_phase
         #: Conflicts settled in it so far.
         self.kept: list[Conflict] = []
@@ -226,14 +239,31 @@ class PieceRepair:
     ) -> None:
         """Return when the same piece may be tried again in source order; it is undone. `refresh` reads tables again.
 
+        If that takes long it is shown.
+
         Raises:
             DataFailed: it makes no sense to.
             RolledBack, Unwanted: as the classes.
         """
         self.check_wanted()
         await self._check_outcome(piece)
+        command = command_of(failure, commands)
         if not await self._repair.may_repeat(failure, commands, attempts, refresh):
-            raise DataFailed(failure, command_of(failure, commands))
+            raise DataFailed(failure, command)
+        end = self.end_of(piece)
+        self.tell_long(apply_failed(failure, command, end.xid, end.end_lsn, is_retried=True), attempts)
+
+    def tell_long(self, error: ApplyFailed, attempts: Attempts) -> None:
+        """Do what `Repair.tell_long` does; `succeeded` ends it."""
+        self._repair.tell_long(self._job, error, attempts)
+
+    def succeeded(self) -> None:
+        """Do what `Repair.succeeded` does, after each piece: the next one may take long."""
+        self._repair.succeeded(self._job)
+
+    def end_of(self, piece: Transaction) -> Transaction:
+        """Return what has the transaction's end LSN, if that is known."""
+        return self._end or piece
 
     async def learns(
         self, failure: StatementFailed, commands: Sequence[Command], attempts: Attempts, refresh: Refresh
@@ -250,7 +280,7 @@ class PieceRepair:
             TargetLost: another session was in the way; it is sent again.
         """
         await self._check_outcome(piece)
-        settler = self._repair.settler(source_of(self._end or piece))
+        settler = self._repair.settler(source_of(self.end_of(piece)))
         try:
             await settler.apply(changes, self._job.counts.n_changes + 1)
             self.kept += await self._repair.keep(settler)
@@ -266,11 +296,11 @@ class PieceRepair:
         Raises:
             Unwanted: as the class.
         """
-        if self._job.is_unwanted:
+        if self._job.is_unwanted or self._conflict_handler.is_to_skip(self._job):
             raise Unwanted
 
     async def _check_outcome(self, piece: Transaction) -> None:
-        if await self._two_phase.is_rolled_back((self._end or piece).event):
+        if await self._two_phase.is_rolled_back(self.end_of(piece).event):
             raise RolledBack
 
 
