@@ -220,7 +220,8 @@ class TargetConfig(_End, frozen=True):
     session_replication_role: Literal["replica", "origin"] = "replica"
     apply_as: Literal["owner", "role"] = "owner"
     synchronous_commit: Literal["off", "on", "local", "remote_write", "remote_apply"] = "off"
-    lease_wait_s: Seconds = LEASE_WAIT_S
+    # At most 30 years, for a daemon that stands by.
+    lease_wait_s: Annotated[float, Meta(ge=0, le=1_000_000_000)] = LEASE_WAIT_S
 
 
 class TableConfig(_Section, frozen=True):

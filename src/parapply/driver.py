@@ -76,8 +76,8 @@ def refusal_hint(text: str) -> str:
 #: trying, because each of these states may pass.
 _UNREACHED: Final = (
     ("Connection refused", "start the server there, or correct host and port of the DSN; see its listen_addresses"),
-    ("could not translate host name", "correct the host of the DSN; in a URI a password's @ is %40, and its / is %2F"),
-    ("failed to resolve host", "correct the host of the DSN; in a URI a password's @ is %40, and its / is %2F"),
+    ("could not translate host name", "correct the host of the DSN"),
+    ("failed to resolve host", "correct the host of the DSN"),
     ("too many clients already", "end sessions there, or raise max_connections"),
     ("remaining connection slots are reserved", "end sessions there, or raise max_connections"),
 )

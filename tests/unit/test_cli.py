@@ -212,6 +212,14 @@ def test_a_password_in_a_run_is_not_shown() -> None:
         assert (done.exit_code, "hunter2" in done.output) == (2, False)
 
 
+def test_a_password_that_cuts_a_uri_of_the_command_line_is_not_shown() -> None:
+    """As in the configuration, it is refused before a part of it is taken for a host."""
+    words = ["replay", "nowhere", "--target", "dbname=x", "--copy-of", "postgresql://u:p@hunter2@nohost.invalid/d"]
+    done = CliRunner().invoke(cli.cli, words)
+    assert (done.exit_code, "hunter2" in done.output) == (2, False)
+    assert "--copy-of: must name hosts" in done.output
+
+
 def test_check_refuses_the_totals_that_run_refuses(tmp_path: Path) -> None:
     """A file of several databases whose totals are too small ends both with the same words; nothing is asked."""
     path = tmp_path / "fleet.toml"

@@ -16,6 +16,7 @@ from parapply.config import load_config
 
 _CONFIG = Path(__file__).parents[2] / "config"
 UNIT = _CONFIG / "systemd" / "parapply@.service"
+_PAGE = _CONFIG.parent / "docs" / "how-to" / "run-as-a-service.md"
 _PROGRAM = "/opt/parapply/bin/parapply"
 #: systemd's own word for up to 2.0 is OK; the network, which the daemon needs, costs a point.
 _EXPOSURE = 1.5
@@ -67,6 +68,14 @@ def test_what_needs_an_operator_is_not_restarted() -> None:
     # 1 is an error that is no error of the daemon's: a bug.
     assert {int(code) for code in prevented.split()} == told - {1}
     assert restart == "on-failure"
+
+
+def test_a_daemon_that_stands_by_does_not_give_up() -> None:
+    """The page's time for a second host is years, because no restart follows once it is over."""
+    (setting,) = re.findall(r"`(target\.lease_wait_s = \S+)`", _PAGE.read_text(encoding="utf-8"))
+    config = load_config(None, [setting.replace(" ", "")], environ={}, required=())
+    assert config.target.lease_wait_s > 10 * 365 * 86_400
+    assert str(errors.LeaseHeld.exit_code) in _settings("RestartPreventExitStatus")[0].split()
 
 
 def test_its_environment_is_configuration() -> None:

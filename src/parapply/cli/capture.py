@@ -137,7 +137,7 @@ def replay(*, groups: tuple[str, ...], plot: Path | None, **options: Any) -> int
         from parapply.analysis.late_plot import check_plot  # noqa: PLC0415
 
         check_plot(plot)
-    copy_of = Login(options["copy_of"]) if options["copy_of"] else None
+    copy_of = Login(_checked(options["copy_of"])) if options["copy_of"] else None
     # At the pace of the day nothing is learnt that a short run could add to.
     trials = _trials(read, pairs[0], changes) if changes and not is_paced else []
     settings = [_with(pairs[0], trial) for trial in trials]
@@ -151,6 +151,17 @@ def replay(*, groups: tuple[str, ...], plot: Path | None, **options: Any) -> int
         return _STOPPED
     runs = [*outcome.runs, *([outcome.learnt.run, *outcome.learnt.trials] if outcome.learnt else [])]
     return _DIFFERENT if outcome.different or any(run.failure for run in runs) else 0
+
+
+def _checked(dsn: str) -> str:
+    """Return a connection string of the command line; raise UsageError, as for one of the configuration."""
+    from parapply.config_values import dsn_parameters  # noqa: PLC0415
+
+    try:
+        dsn_parameters(dsn)
+    except ValueError as error:
+        raise click.UsageError(f"--copy-of: {error}") from error
+    return dsn
 
 
 def _verdict() -> Callable[[Path], str] | None:

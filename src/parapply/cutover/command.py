@@ -32,6 +32,7 @@ from psycopg import sql
 from parapply import connect
 from parapply.amounts import few
 from parapply.commands import lifecycle
+from parapply.config import LEASE_WAIT_S
 from parapply.copy import sequences
 from parapply.copy.published import published_tables
 from parapply.cutover import fence, way_back
@@ -437,7 +438,9 @@ class _Cutover:
         name, ahead = self._forward.source.slot, self._ahead
         await self._meeting.reach(CutoverStep.STOPPING, self._name)
         await self._enter(CutoverStep.STOPPING)
-        await lease.take_lease(ahead.target, self._slot_id, self._forward.target.lease_wait_s, takeover=True)
+        # The configuration may be of a daemon that stands by and never gives up, while clients wait here.
+        wait_s = min(self._forward.target.lease_wait_s, LEASE_WAIT_S)
+        await lease.take_lease(ahead.target, self._slot_id, wait_s, takeover=True)
         await lease.fence(ahead.target, self._slot_id, lifecycle.say_whom_it_waits_for)
         self._has_stopped = True
         if self._options.with_sequences:
@@ -454,7 +457,7 @@ class _Cutover:
                 f"the target no longer has everything up to {format_lsn(fence_lsn or 0)}",
                 hint="start the daemon, and give the same command again",
             )
-        deadline_s = time.monotonic() + self._forward.target.lease_wait_s
+        deadline_s = time.monotonic() + wait_s
         await wait_until_unread(ahead.source, name, deadline_s)
         await self._writers.end_others(deadline_s)
         if n_late := await late_count(ahead.source, self._forward, found.low_lsn):
