@@ -269,6 +269,7 @@ def test_shapes_of_tables_are_healed(source_db: Database, target_db: Database, r
         CREATE TABLE root_1 PARTITION OF root FOR VALUES WITH (MODULUS 2, REMAINDER 1);
         CREATE TYPE letter AS ENUM ('a', 'b', 'c', 'd', 'e', 'f');
         CREATE TABLE odd (id letter PRIMARY KEY, v text);
+        CREATE TABLE scaled (n numeric PRIMARY KEY, v int, own text);
     """
     source_db.execute(tables.format(name="wide"))
     target_db.execute(tables.format(name="wider"))
@@ -279,7 +280,8 @@ def test_shapes_of_tables_are_healed(source_db: Database, target_db: Database, r
                            FROM generate_series(1, 30) AS i;
         INSERT INTO root SELECT i, repeat('x', i) FROM generate_series(1, 30) AS i;
         INSERT INTO odd SELECT unnest(enum_range('b'::letter, 'f')), 'a';
-        CREATE PUBLICATION pub FOR TABLE part (id, v) WHERE (id > 3), wide, root, odd
+        INSERT INTO scaled SELECT i / 2.0, i FROM generate_series(1, 5) AS i;
+        CREATE PUBLICATION pub FOR TABLE part (id, v) WHERE (id > 3), wide, root, odd, scaled (n, v)
           WITH (publish_via_partition_root = true);
     """
     source_db.execute(rows)
@@ -287,7 +289,10 @@ def test_shapes_of_tables_are_healed(source_db: Database, target_db: Database, r
     made = Route(source=source_db, target=target_db, settings=named)
     run_command(made, "init", "--copy", code=0)
     _lose(made)
+    target_db.execute("UPDATE scaled SET own = 'kept'; INSERT INTO scaled VALUES (7, 7, 'extra')")
     source_db.execute("""
+        UPDATE scaled SET n = 2.50000, v = 0 WHERE v = 5; UPDATE scaled SET v = 0 WHERE v = 1;
+        DELETE FROM scaled WHERE v = 2; INSERT INTO scaled VALUES (6, 6);
         UPDATE part SET v = v + 1; UPDATE part SET id = -id WHERE id = 7; INSERT INTO part VALUES (100, 1, 'hidden');
         UPDATE wide SET c = 'z' WHERE n < 2; UPDATE wide SET n = 2.50 WHERE n = 2.5; DELETE FROM wide WHERE n > 7;
         UPDATE root SET id = id + 1000 WHERE id < 4; UPDATE root SET v = '' WHERE id = 9; DELETE FROM root WHERE id = 5;
@@ -300,6 +305,11 @@ def test_shapes_of_tables_are_healed(source_db: Database, target_db: Database, r
     assert source_db.rows("SELECT id, v, NULL FROM part WHERE id > 3 ORDER BY 1") == target_db.rows(
         "TABLE part ORDER BY 1"
     )
+    # Equal numbers are one key, whatever their scale.
+    assert [f"{n} {v} {own}" for n, v, own in target_db.rows("TABLE scaled ORDER BY 1")] == [
+        "0.50000000000000000000 0 kept", "1.5000000000000000 3 kept", "2.0000000000000000 4 kept", "2.50000 0 kept",
+        "6 6 None",
+    ]  # fmt: skip
     for here, there in (("wide", "wider"), ("root", "root"), ("odd", "odd")):
         printed = "SELECT t::text FROM {} AS t ORDER BY 1"
         assert source_db.rows(printed.format(here)) == target_db.rows(printed.format(there)), here

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 #: Keys looked up by one statement.
 _KEYS_AT_ONCE: Final = 20_000
 _ROWS: Final = sql.SQL("pg_temp.parapply_heal")
+#: Types of keys, by OID, of which equal values may print apart: 1.0 and 1.00. Keys are compared by their texts.
+_PRINT_APART: Final = frozenset({25, 1042, 1043, 1700})
 _AGAIN: Final = "stop the clients that write to it, and run the same command again"
 
 
@@ -127,20 +129,21 @@ async def _bring(source: slot.Connection, target: settings.Connection, plan: Hea
 
 
 def _statements(plan: HealPlan, relation: sql.Composed, *, updates: bool) -> Iterator[sql.Composed]:
-    """Yield what makes the table equal, in order; with `updates` rows on both ends are not deleted."""
+    """Yield what makes the table equal, in order; with `updates` rows on both ends, by equal keys, are not deleted."""
     table = plan.table
     own = own_rows(table.constants, alias="t", word="AND")
     types = [KEY_TYPES[plan.types[column]] for column in table.key]
-    gone = plan.keys("extra") if updates else plan.keys("extra", "different")
-    for some in _portions(gone):
-        yield sql.SQL("DELETE FROM {} AS t USING {} WHERE {}{}").format(
-            relation, listed(some, types), equal(table.key), own
-        )
     same = sql.SQL(" AND ").join([sql.SQL("t.{0} = r.{0}").format(sql.Identifier(column)) for column in table.key])
     same = sql.Composed([same, own])
-    others = [column for column in table.columns if column not in table.key]
-    if updates and others and plan.keys("different"):
-        values = sql.SQL(", ").join([sql.SQL("{0} = r.{0}").format(sql.Identifier(column)) for column in others])
+    there = sql.SQL(" AND NOT EXISTS (SELECT FROM {} AS r WHERE {})").format(_ROWS, same) if updates else sql.SQL("")
+    gone = plan.keys("extra") if updates else plan.keys("extra", "different")
+    for some in _portions(gone):
+        yield sql.SQL("DELETE FROM {} AS t USING {} WHERE {}{}{}").format(
+            relation, listed(some, types), equal(table.key), own, there
+        )
+    set_ = [column for column in table.columns if column not in table.key or plan.types[column] in _PRINT_APART]
+    if updates and set_ and plan.keys("different", "missing"):
+        values = sql.SQL(", ").join([sql.SQL("{0} = r.{0}").format(sql.Identifier(column)) for column in set_])
         yield sql.SQL("UPDATE {} AS t SET {} FROM {} AS r WHERE {}").format(relation, values, _ROWS, same)
     yield sql.SQL(
         "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} AS r"

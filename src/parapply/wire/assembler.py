@@ -176,9 +176,10 @@ class Assembler:
         )
 
     def _begun(self, begun: Transaction) -> Transaction:
-        begun.relations = self._loose_relations
-        begun.changes += self._loose_relations
-        self._loose_relations = []
+        if self._loose_relations:
+            begun.relations = self._loose_relations
+            begun.changes += self._loose_relations
+            self._loose_relations = []
         return begun
 
     def _commit(self, frame: bytes, current: Transaction | None) -> Transaction:
