@@ -40,8 +40,12 @@ _WRITE: Final = (
     " EXCLUDED.outcome, c.attempts + 1)"
 )
 
-#: Changes of the publisher that rows of the target lack.
-LEFT_OUT: Final = "outcome IN ('skipped', 'kept_local') AND replayed_at IS NULL"
+#: Changes of the publisher that rows of the target lack. Where a copy of the table is of a later LSN, none is missing.
+LEFT_OUT: Final = (
+    "outcome IN ('skipped', 'kept_local') AND replayed_at IS NULL AND NOT EXISTS"
+    " (SELECT FROM {s}.copies AS t WHERE t.slot_id = conflicts.slot_id AND t.schema_name = conflicts.schema_name"
+    " AND t.table_name = conflicts.table_name AND t.state = 'copied' AND t.start_lsn >= conflicts.remote_lsn)"
+)
 #: Drops what a condition names, with $1 the slot, and returns how many; of changes left out the number is kept.
 DROPPING: Final = (
     f"WITH dropped AS (DELETE FROM {{s}}.conflicts WHERE CONDITION RETURNING remote_lsn, {LEFT_OUT} AS is_left_out),"  # noqa: S608  own text
