@@ -75,7 +75,7 @@ def test_t68_a_settled_conflict_and_a_kill(pair: Pair) -> None:
 
 
 def test_a_snapshot_says_that_changes_were_left_out(pair: Pair, run_command: RunCommand) -> None:
-    """It equals the publisher but for them, in the history or not, since a heal; without any it says nothing more."""
+    """It equals the publisher but for them, in the history or not, since a heal or a copy; else it says no more."""
     pair.create(_TABLE)
     pair.target.execute("INSERT INTO t VALUES (7, 'local'), (8, 'local')")
     daemon = pair.start(settings=_KEEP_LOCAL)
@@ -102,6 +102,16 @@ def test_a_snapshot_says_that_changes_were_left_out(pair: Pair, run_command: Run
         " begin_lsn = lowest_lsn"
     )
     assert "left out" not in run_command(pair.route, "snapshot", "--", "true").stdout
+    # A copy has the changes from before it, also when the history drops them.
+    pair.target.execute("INSERT INTO t VALUES (9, 'local')")
+    pair.write("INSERT INTO t VALUES (9, 'remote')")
+    daemon.wait_caught_up()
+    assert run_command(pair.route, "refresh", "--table", "public.t", "--truncate").returncode == 0
+    assert run_command(pair.route, "conflicts drop", "--all", "--yes").returncode == 0
+    daemon.wait_caught_up()
+    taken = run_command(pair.route, "snapshot", "--", "true")
+    assert " equals the publisher at " in taken.stdout, taken.stderr
+    assert "left out" not in taken.stdout
 
 
 def test_t69_no_policy_ever_hides_a_change_of_order(pair: Pair) -> None:

@@ -44,6 +44,7 @@ _WRITES = (
 #: Rows of the target's own.
 _OWN = "INSERT INTO audit VALUES (77, NULL, 77); INSERT INTO log VALUES (7, 7)"
 _TARGET_REFUSED = 4
+_APPLY_FAILED = 5
 
 
 @pytest.fixture
@@ -91,6 +92,28 @@ def test_rows_are_left_out(route: Route, run_command: RunCommand, start_daemon: 
         assert _NAMED in again.stdout
     daemon.stop()
     _check(route)
+
+
+def test_a_truncate_takes_no_rows_of_a_table_that_is_left_out(
+    route: Route, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """Under `origin` the DELETE that it becomes would cascade: it is refused, also behind a change with a conflict."""
+    run_command(route, "init", "--copy", code=0)
+    route.target.execute(
+        "INSERT INTO audit VALUES (78, 1, 78); DELETE FROM item WHERE id = 2;"
+        "ALTER TABLE audit DROP CONSTRAINT audit_item_fkey,"
+        " ADD CONSTRAINT own FOREIGN KEY (item) REFERENCES item ON DELETE CASCADE"
+    )
+    origin = {"target.session_replication_role": "origin", "conflict.update_missing": "skip"}
+    daemon = start_daemon(route, settings=origin)
+    route.source.execute("UPDATE item SET v = 5 WHERE id = 2; TRUNCATE item, audit; INSERT INTO item VALUES (1, 7)")
+    assert daemon.exit_code() == _APPLY_FAILED
+    assert "truncate on public.item, key (id): a foreign key with ON DELETE CASCADE" in daemon.log_tail()
+    assert route.target.rows("SELECT id FROM audit ORDER BY 1") == [(77,), (78,)]
+    route.target.execute("ALTER TABLE audit DROP CONSTRAINT own")
+    start_daemon(route, settings=origin).finish()
+    check_equal(route, "item")
+    assert route.target.rows("SELECT id FROM audit ORDER BY 1") == [(77,), (78,)]
 
 
 def test_a_table_that_gets_rows_again_waits_for_a_copy(

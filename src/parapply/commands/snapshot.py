@@ -40,12 +40,10 @@ _SNAPSHOT_VARIABLE = "PARAPPLY_SNAPSHOT"
 _LSN_VARIABLE = "PARAPPLY_LSN"
 #: Seconds between two looks at a request without a notification.
 _LOOK_S = 0.5
-#: Where a copy of a table, or a heal, is of a later LSN, nothing is missing.
+#: Where a heal is of a later LSN, nothing is missing.
 _LEFT_OUT: Final = (
-    f"SELECT s.n_forgotten, (SELECT pg_catalog.count(DISTINCT ({', '.join(CHANGE)})) FROM {{s}}.conflicts AS c"  # noqa: S608  own text
-    f" WHERE c.slot_id = s.slot_id AND c.remote_lsn > s.begin_lsn AND {LEFT_OUT} AND NOT EXISTS"
-    " (SELECT FROM {s}.copies AS t WHERE t.slot_id = c.slot_id AND t.schema_name = c.schema_name"
-    " AND t.table_name = c.table_name AND t.state = 'copied' AND t.start_lsn >= c.remote_lsn))"
+    f"SELECT s.n_forgotten, (SELECT pg_catalog.count(DISTINCT ({', '.join(CHANGE)})) FROM {{s}}.conflicts"  # noqa: S608  own text
+    f" WHERE conflicts.slot_id = s.slot_id AND remote_lsn > s.begin_lsn AND {LEFT_OUT})"
     " FROM {s}.slots AS s WHERE s.slot_id = $1::int"
 )
 

@@ -109,7 +109,11 @@ class Settler:
             # They were applied a moment ago. One that fails now, because of another session, is judged first.
             while index and (failed := await self._run(run[:index])) is not None:
                 index, failure = failed
-            await self._settle(run[index], first_no + at + index, failure)
+            change = run[index]
+            if isinstance(change, TruncateStep):
+                await self._empty(change)
+            else:
+                await self._settle(change, first_no + at + index, failure)
             at += index + 1
 
     async def _run(
@@ -139,11 +143,14 @@ class Settler:
         """Return which of the commands in hand must find a number of rows."""
         return [index for index, command in enumerate(self.commands) if command.expected != ANY_COUNT]
 
-    async def _settle(
-        self, change: tuple[TablePlan, bytes] | TruncateStep, change_no: int, failure: StatementFailed
-    ) -> None:
+    async def _empty(self, step: TruncateStep) -> None:
+        """Apply a TRUNCATE that failed again; raise if a foreign key still would cascade, which is no conflict."""
+        failed = await self._tried(self._builder.in_order([step]))
+        if failed is not None:
+            raise failed
+
+    async def _settle(self, change: tuple[TablePlan, bytes], change_no: int, failure: StatementFailed) -> None:
         """Apply one change that failed, or leave it out, as the policies say."""
-        assert not isinstance(change, TruncateStep), "a TRUNCATE is no conflict"
         row_change = read_change(*change)
         own = self._builder.in_order([change])
         # A change that failed as part of a run is first tried alone, because what was in its way may be gone.

@@ -18,6 +18,7 @@ from parapply.state_mark import STATE_SCHEMAS_SQL
 from parapply.target.catalogue.facts import look_for_foreign_code, own_table
 from parapply.target.session.settings import rows, target_errors
 from parapply.target.sql.own_rows import own_rows
+from parapply.target.sql.statements import ACTING_KEYS
 from parapply.target.state import indexes
 
 if TYPE_CHECKING:
@@ -211,21 +212,9 @@ async def still_acting(conn: Connection, names: Sequence[Name], *, but: Sequence
     with suppress(psycopg.errors.InsufficientPrivilege):
         async with conn.transaction():
             await rows(conn, sql.SQL("SELECT pg_catalog.set_config('session_replication_role', 'replica', true)"))
-    query = sql.SQL(
-        "SELECT DISTINCT k.conname || ' of ' || k.conrelid::regclass FROM unnest($1::text[]) AS w(name)"
-        " CROSS JOIN LATERAL (SELECT w.name::regclass UNION"
-        " SELECT p.relid FROM pg_catalog.pg_partition_tree(w.name::regclass) AS p) AS m(oid)"
-        " JOIN pg_catalog.pg_constraint AS k ON k.contype = 'f' AND k.confrelid = m.oid"
-        " AND k.confdeltype IN ('c', 'n', 'd')"
-        " JOIN pg_catalog.pg_trigger AS t ON t.tgconstraint = k.oid AND t.tgrelid = k.confrelid"
-        " AND t.tgenabled IN ('A',"
-        " CASE pg_catalog.current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END)"
-        " WHERE NOT EXISTS (SELECT FROM unnest($2::regclass[]) AS b(oid) WHERE b.oid = k.conrelid"
-        " OR k.conrelid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(b.oid) AS p)) ORDER BY 1"
-    )
     with target_errors("looking for foreign keys that act"):
         quoted = [[sql.Identifier(*name).as_string(None) for name in some] for some in (names, but)]
-        return [str(name) for (name,) in await rows(conn, query, quoted)]
+        return [str(name) for (name,) in await rows(conn, sql.SQL(ACTING_KEYS), quoted)]
 
 
 async def check_access(

@@ -36,6 +36,7 @@ from parapply.target.sql.moves import can_move, runs_of_moves
 from parapply.target.sql.statements import (
     CHECK_LATER,
     CHECK_NOW,
+    NO_ACTING_KEYS,
     NO_FOREIGN_CODE,
     Sql,
     Statements,
@@ -71,7 +72,8 @@ if TYPE_CHECKING:
     from parapply.wire.rows import KeptRow
 
 Operation = Literal[
-    "insert", "update", "delete", "truncate", "exists", "origin", "incomplete", "code", "guard", "role", "reference"
+    "insert", "update", "delete", "truncate", "exists", "origin", "incomplete", "code", "guard", "role", "reference",
+    "cascade",
 ]  # fmt: skip
 
 _INT4: Final = 23
@@ -484,12 +486,16 @@ class CommandBuilder:
     def _truncate(self, step: TruncateStep) -> list[Command]:
         self._is_guarding = self._is_guarding or any(plan.facts.foreign is not None for plan in step.plans)
         tables = [(plan.facts, plan.constants) for plan in step.plans]
-        prepared = emptying(tables, restart_identity=step.restart_identity, is_partial=step.is_partial)
-        texts = prepared
+        texts = prepared = emptying(tables, restart_identity=step.restart_identity, is_partial=step.is_partial)
         if any(foreign.is_enforced for plan in step.plans for foreign in plan.foreign_keys):
             # Earlier changes of the table may have left deferred checks, and PostgreSQL truncates no such table.
             texts = [CHECK_NOW, *prepared, CHECK_LATER]
         commands = [Command(text, (), expected=ANY_COUNT, operation="truncate", plan=step.plans[0]) for text in texts]
+        if step.is_partial:
+            # A DELETE would take along rows of a table that is left out, which may be the target's own.
+            names = text_array([table_name(facts) for facts, _ in tables])
+            looked = Command(NO_ACTING_KEYS, [names, names], expected=0, operation="cascade", plan=step.plans[0])
+            commands.insert(0, looked)
         for command in commands:
             command.others = step.plans[1:]
         return commands

@@ -704,6 +704,22 @@ def _sql(
     )
 
 
+#: Foreign keys that change rows of other tables than $2 when rows of the tables $1 are deleted. Both are a text[] of
+#: names as SQL takes them.
+ACTING_KEYS: Final = (
+    "SELECT DISTINCT k.conname || ' of ' || k.conrelid::regclass FROM unnest($1::text[]) AS w(name)"
+    " CROSS JOIN LATERAL (SELECT w.name::regclass UNION"
+    " SELECT p.relid FROM pg_catalog.pg_partition_tree(w.name::regclass) AS p) AS m(oid)"
+    " JOIN pg_catalog.pg_constraint AS k ON k.contype = 'f' AND k.confrelid = m.oid"
+    " AND k.confdeltype IN ('c', 'n', 'd')"
+    " JOIN pg_catalog.pg_trigger AS t ON t.tgconstraint = k.oid AND t.tgrelid = k.confrelid"
+    " AND t.tgenabled IN ('A',"
+    " CASE pg_catalog.current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END)"
+    " WHERE NOT EXISTS (SELECT FROM unnest($2::text[]::regclass[]) AS b(oid) WHERE b.oid = k.conrelid"
+    " OR k.conrelid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(b.oid) AS p)) ORDER BY 1"
+)
+NO_ACTING_KEYS = sql_set(ACTING_KEYS, n_parameters=2)
+
 #: Around a TRUNCATE: deferred checks of earlier changes are made at once, checks of later changes are deferred again.
 CHECK_NOW = _sql("SET CONSTRAINTS ALL IMMEDIATE", ())
 CHECK_LATER = _sql("SET CONSTRAINTS ALL DEFERRED", ())
