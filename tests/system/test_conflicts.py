@@ -171,6 +171,27 @@ def test_t46_a_conflict_inside_a_large_transaction(pair: Pair) -> None:
     pair.check_equal()
 
 
+def test_f27_a_table_that_changes_before_a_conflict_of_a_large_transaction(pair: Pair) -> None:
+    """Half of a piece is settled by then, so all of it is sent again; an error of the data stops the daemon (F27)."""
+    pair.create("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (n int PRIMARY KEY, d date)")
+    settings: dict[str, str | float] = {"apply.memory_limit_bytes": 16 << 20, "apply.catalogue_check_s": 3600}
+    settings |= {"conflict.insert_exists": "keep_local", "source.reconnect_min_s": 0.01}
+    daemon = pair.start(settings=settings)
+    pair.write_one("INSERT INTO t VALUES (0, '')", "INSERT INTO other VALUES (0)")
+    daemon.wait_caught_up()
+    large = "INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series({}) AS n"
+    pair.target.execute("ALTER TABLE other ALTER n TYPE bigint; INSERT INTO t VALUES (1, 'local'), (1001, 'local')")
+    pair.write_one("INSERT INTO t VALUES (1, 'remote')", "INSERT INTO other VALUES (1)", large.format("2, 600"))
+    daemon.wait_caught_up()
+    assert daemon.events_of("target_lost")
+    assert pair.target.rows("SELECT v, (SELECT count(*) FROM t) FROM t WHERE id = 1") == [("local", 602)]
+    assert pair.target.rows("SELECT n FROM other ORDER BY n") == [(0,), (1,)]
+    pair.target.execute("ALTER TABLE other DROP d, ADD d int")
+    other = "INSERT INTO other VALUES (2, '2000-01-01')"
+    xid = pair.write_one("INSERT INTO t VALUES (1001, 'remote')", other, large.format("1002, 1600"))
+    pair.check_conflict(daemon, kind="insert", xid=xid, place="public.other, key (n)")
+
+
 def test_two_conflicts_in_one_transaction_stop_at_the_first(pair: Pair) -> None:
     """The first change that met other data is the one named, though the server reports a later one's error before it.
 

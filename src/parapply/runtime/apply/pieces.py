@@ -244,7 +244,7 @@ class Pieces:
                 if await self._repair.learns(failure, commands, attempts, self._refresh):
                     continue
                 if may_be_conflict(failure, commands) or may_follow_conflict(failure, commands):
-                    await self._repair.settle(planned.piece, changes)
+                    await self._repair.settle(planned.piece, changes, self._refresh)
                     return
                 await self._repair.look_at(failure, commands, planned.piece, attempts, self._refresh)
             else:

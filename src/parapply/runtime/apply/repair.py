@@ -101,12 +101,15 @@ class Repair:
 
         Tables may be altered several times while one transaction is tried.
         """
-        tables = self._kit.tables
-        await refresh({command.plan.relation for command in commands})
-        known = tables.plans.known
-        has_changed = any(known[one.plan.relation].facts != one.plan.facts for one in commands)
+        has_changed = await self.have_changed(commands, refresh)
         is_first, attempts.is_refreshed = not attempts.is_refreshed, True
         return is_first or has_changed
+
+    async def have_changed(self, commands: Sequence[Command], refresh: Refresh) -> bool:
+        """Read the tables of commands again, and return whether one has changed since its plan."""
+        await refresh({command.plan.relation for command in commands})
+        known = self._kit.tables.plans.known
+        return any(known[one.plan.relation].facts != one.plan.facts for one in commands)
 
     async def look_at(
         self,
@@ -271,13 +274,15 @@ class PieceRepair:
         """Do what `Repair.learns` does; the piece is undone."""
         return await self._repair.learns(failure, commands, attempts, refresh)
 
-    async def settle(self, piece: Transaction, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep]) -> None:
-        """Apply a piece change by change, its conflicts settled; half of it cannot be repeated.
+    async def settle(
+        self, piece: Transaction, changes: Sequence[tuple[TablePlan, bytes] | TruncateStep], refresh: Refresh
+    ) -> None:
+        """Apply a piece change by change, its conflicts settled; half of it cannot be repeated. `refresh` as `look_at`.
 
         Raises:
             ConflictStop: a policy stops it.
             DataFailed, RolledBack, Unwanted: as `look_at`.
-            TargetLost: another session was in the way; it is sent again.
+            TargetLost: another session was in the way, or has changed a table; it is sent again.
         """
         await self._check_outcome(piece)
         settler = self._repair.settler(source_of(self.end_of(piece)))
@@ -285,9 +290,13 @@ class PieceRepair:
             await settler.apply(changes, self._job.counts.n_changes + 1)
             self.kept += await self._repair.keep(settler)
         except StatementFailed as failure:
-            if classify(failure) is FailureClass.AGAIN:
+            judged = classify(failure)
+            if judged is FailureClass.AGAIN:
                 self.check_wanted()
                 raise TargetLost("target: a large transaction met another session; it is sent again") from failure
+            # An error of the data may look the same, and would come again each time.
+            if judged is FailureClass.STALE and await self._repair.have_changed(settler.commands, refresh):
+                raise TargetLost("target: tables of a large transaction have changed; it is sent again") from failure
             raise DataFailed(failure, command_of(failure, settler.commands)) from failure
 
     def check_wanted(self) -> None:
