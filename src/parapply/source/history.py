@@ -41,10 +41,9 @@ _GOING: Final = ("08", "57P")
 
 #: server_version_num of the first publisher that sends no COMMIT PREPARED without its PREPARE.
 EACH_NOTED_SINCE: Final = 180000
-_ANY_LSN: Final = (1 << 64) - 1
-# Of what ends a transaction: C, P, K and r. No others after `low_lsn`: there may be thousands. A P that comes twice,
-# again with its K, is of before the slot had two_phase (trap T-58): the K alone has a record. Without its K it comes
-# once, behind all others here, so that it takes the place of none.
+# Of what ends a transaction: C, P, K and r. A P that comes twice, again with its K, is of before the slot had two_phase
+# (trap T-58): the K alone has a record. Without its K it comes once, behind all others here, so that it takes the place
+# of none.
 _QUERY: LiteralString = """
     SELECT data
       FROM (SELECT lsn, data,
@@ -52,8 +51,8 @@ _QUERY: LiteralString = """
               FROM pg_catalog.pg_logical_slot_peek_binary_changes($1::name, $2::pg_lsn, NULL, VARIADIC $3::text[]),
                    pg_catalog.get_byte(data, 0) AS kind
              WHERE kind IN (67, 80, 75, 114)) AS found
-     WHERE lsn = ANY ($4::pg_lsn[]) OR lsn > $5::pg_lsn AND lsn <= $6::pg_lsn AND NOT is_late
-     ORDER BY pg_catalog.get_byte(data, 0) = 80 AND lsn <> ALL ($4::pg_lsn[]), lsn LIMIT $7"""
+     WHERE lsn = ANY ($4::pg_lsn[]) OR lsn > $5::pg_lsn AND NOT is_late
+     ORDER BY pg_catalog.get_byte(data, 0) = 80 AND lsn <> ALL ($4::pg_lsn[]), lsn LIMIT $6"""
 
 
 async def check(  # noqa: PLR0913
@@ -87,14 +86,15 @@ async def check(  # noqa: PLR0913
         SlotBusy: another process reads the slot.
     """
     awaited = {end_lsn: time_us for end_lsn, time_us in recorded if end_lsn > slot_lsn}
-    last_lsn = max([slot_lsn, begin_lsn, *[end_lsn for end_lsn, _ in recorded if end_lsn <= low_lsn]])
-    up_to_lsn = max([low_lsn, *awaited])
+    # That one proves all before it. Below the watermark there may be others, of a record above it: its transactions
+    # came again, and were left out up to the end of a range, to which the watermark has moved.
+    last_lsn = max([slot_lsn, begin_lsn, *[end_lsn for end_lsn, _ in recorded]])
     # The publisher ends with the record in which that LSN lies. A stream from there leaves out what ends so: its record
     # begins before.
-    other_lsn = low_lsn if up_to_lsn > low_lsn else _ANY_LSN
+    up_to_lsn = max([low_lsn, *awaited])
     words = [word for pair in options for word in pair]
     awaited_ends = [format_lsn(end_lsn) for end_lsn in awaited]
-    values = [format_lsn(up_to_lsn), words, awaited_ends, format_lsn(last_lsn), format_lsn(other_lsn), len(awaited) + 1]
+    values = [format_lsn(up_to_lsn), words, awaited_ends, format_lsn(last_lsn), len(awaited) + 1]
     copy = ""
     with source_errors("looking for what is applied"):
         async with psycopg.AsyncRawCursor(conn) as cursor:
