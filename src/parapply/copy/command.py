@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 import psycopg
 
-from parapply import connect, continuity, failpoints, sharing
+from parapply import cascades, connect, continuity, failpoints, sharing
 from parapply.amounts import few
 from parapply.commands import lifecycle
 from parapply.conflict.skips import OTHER_HISTORY_HINT, forget_other_history
@@ -215,9 +215,11 @@ async def refresh(config: Config, options: CopyOptions) -> None:
             await copy.forget(found.slot_id, known, gone)
             names = printable(few([f"{one}.{two}" for one, two in gone]))
             click.echo(f"no longer published, their rows stay: {names}")
+            known = await copies.load(ends.target, schema, found.slot_id)
         if not tables:
             click.echo("all published tables are copied or paused; nothing to do")
             return
+        await copy.check_cascades(found, known, tables)
         await copies.add(ends.target, schema, found.slot_id, _oids(tables), is_listed=known.is_listed)
         await copy.copy_later(found, tables, have_run)
 
@@ -334,9 +336,9 @@ class _Copy:
         await self.take_lock(slot_id)
         # Before the first note, which has the daemon wait for the copy.
         await self._check_not_awaited()
+        # They were chosen before, when another command had the lock.
+        known = await copies.load(self._target, schema, slot_id)
         if not self._options.tables:
-            # Chosen before, when another command had the lock.
-            known = await copies.load(self._target, schema, slot_id)
             paused = {row.source_oid for row in known.tables if row.is_paused}
             left = [table for table in tables if table.oid not in paused]
             if len(left) < len(tables):
@@ -344,6 +346,7 @@ class _Copy:
                 if not left:
                     return
             tables = left
+        await self.check_cascades(found, known, tables)
         oids = _oids(tables).values()
         _check_two_phase(await self._check_publisher(slot_id))
         before_lsn = (await slot.position(self._source)).flush_lsn
@@ -448,6 +451,14 @@ class _Copy:
         say = lifecycle.say_whom_it_waits_for
         await lease.fence(self._target, slot_id, say, lock_class=lease.COPY_LOCK_CLASS)
         await self.check_not_cut_over(slot_id)
+
+    async def check_cascades(
+        self, found: state.SlotState, known: copies.Copies, tables: Sequence[PublishedTable]
+    ) -> None:
+        """Refuse tables whose rows older changes of others would change; errors as `cascades.check`."""
+        names = [table.full_name for table in tables]
+        if names:
+            await cascades.check(self._source, self._target, self._config, known, found.low_lsn, copied=names)
 
     async def check_not_cut_over(self, slot_id: int) -> None:
         """Refuse a target that takes over, and a source that has not taken over yet."""

@@ -213,7 +213,7 @@ class CopyLoad:
                 if self._config.target.apply_as == "owner":
                     for table in full:
                         await check_foreign_code(target, *table.full_name, table.filled)
-                await on_target.empty(target, full)
+                await on_target.empty(target, full, also=emptied)
 
     async def _drop_indexes(self, oid: int, found: Sequence[Deferrable]) -> None:
         kept = self._indexes.get(oid, [])

@@ -153,11 +153,11 @@ async def not_empty(conn: Connection, tables: Sequence[PublishedTable], target: 
     return full
 
 
-async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
+async def empty(conn: Connection, tables: Sequence[PublishedTable], *, also: Sequence[PublishedTable] = ()) -> None:
     """Take all rows out of tables, in one transaction, and none out of others.
 
     By TRUNCATE, which waits until no session reads them; by DELETE where foreign keys of other tables lead here, and
-    where a table also has the rows of other sources.
+    where a table also has the rows of other sources. Rows of `also` may go as well.
 
     Raises:
         TargetRefused: it could not be done, or a foreign key would change rows of another table.
@@ -175,7 +175,7 @@ async def empty(conn: Connection, tables: Sequence[PublishedTable]) -> None:
             together = [relations[t.full_name] for t in whole if _quoted(t) not in held]
             if together:
                 await rows(conn, sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(together)))
-            emptied = [table.full_name for table in whole]
+            emptied = [table.full_name for table in [*whole, *also] if not table.constants]
             if single and (acting := await still_acting(conn, list(relations), but=emptied)):
                 raise TargetRefused(
                     f"target: emptying tables would change rows of others by {few(acting)}",
