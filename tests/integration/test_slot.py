@@ -225,7 +225,10 @@ def test_promotion_is_judged_by_its_switch_point(own_servers: OwnServers, pg_maj
 
 
 def test_the_history_is_asked_with_the_slot_as_it_is_then(source_db: Database) -> None:
-    """The process that sent the stream before may take one more report behind the first look at the slot."""
+    """The process that sent the stream before may take one more report behind the first look at the slot.
+
+    Even behind the second look a query of a killed daemon, in a session beside the one with the claim, may move it.
+    """
     name = new_name()
     source_db.execute("CREATE TABLE t (i int); CREATE PUBLICATION p FOR TABLE t")
     begin_lsn = on_source(source_db.dsn, lambda conn: slot.create_slot(conn, name))
@@ -252,6 +255,14 @@ def test_the_history_is_asked_with_the_slot_as_it_is_then(source_db: Database) -
         return await connect.check_history(config, conn, facts.server_version_num, found)
 
     assert on_source(source_db.dsn, look) == ""
+    start = options.start_options(int(source_db.rows("SHOW server_version_num")[0][0]), ["p"], "any")
+
+    def look_late(conn: slot.Connection) -> Awaitable[str]:
+        known = {"begin_lsn": begin_lsn, "low_lsn": second[0]}
+        return history.check(conn, name, begin_lsn, start, **known, recorded=(first, second))
+
+    with pytest.raises(SlotBusy, match="was moved"):
+        on_source(source_db.dsn, look_late)
 
 
 @pytest.mark.pg_majors(15, 18)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from parapply.errors import SlotLost
+from parapply.errors import SlotBusy, SlotLost
 from parapply.model import format_lsn
-from parapply.source.slot import source_errors
+from parapply.source.slot import read_slot, source_errors
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit, CommitPrepared, Prepare, RollbackPrepared, StreamCommit, StreamPrepare
 
@@ -83,7 +83,7 @@ async def check(  # noqa: PLR0913
     Raises:
         SlotLost: one is missing, or there is another.
         SourceRefused: the publisher cannot decode from the slot on.
-        SlotBusy: another process reads the slot.
+        SlotBusy: another process reads the slot, or has moved it.
     """
     awaited = {end_lsn: time_us for end_lsn, time_us in recorded if end_lsn > slot_lsn}
     # That one proves all before it. Below the watermark there may be others, of a record above it: its transactions
@@ -120,6 +120,10 @@ async def check(  # noqa: PLR0913
         others -= undecided
     if not others:
         return "a transaction was prepared before the slot sent such ones, and is not decided" if undecided else ""
+    facts = await read_slot(conn, slot_name)
+    if facts is not None and facts.confirmed_flush_lsn != slot_lsn:
+        # The query of a killed daemon that moves it may outlive the session that had the claim.
+        raise SlotBusy(f"source: slot {slot_name!r} was moved while its history was looked at")
     lsn = min(others)
     what = (
         "sends no transaction, or another one, that ends" if lsn in awaited else "sends another transaction that ends"

@@ -35,6 +35,7 @@ class RangeOrder:
         self._ended: dict[int, RangesEnd] = {}
         self._held_bytes = self._early_bytes = 0
         self._turn = 0
+        self._end_lsn = 0
         #: Number of the next range.
         self.n_begun = 0
         self._last: int | None = None
@@ -96,9 +97,11 @@ class RangeOrder:
                 n_bytes = self._forget(later)
                 self._held_bytes -= n_bytes
         while self.outcome is None and (found := self._ended.pop(self._turn, None)) is not None:
-            self._ready.append(Keepalive(end_lsn=found.lsn, send_time_us=0, reply_requested=False))
+            # A range reads the record in which it is cut. The next copy was moved into that one, and may read nothing.
+            self._end_lsn = max(self._end_lsn, found.lsn)
+            self._ready.append(Keepalive(end_lsn=self._end_lsn, send_time_us=0, reply_requested=False))
             if found.reason:
-                self.outcome = found
+                self.outcome = RangesEnd(self._end_lsn, found.reason)
                 return
             self._turn += 1
             self._ready.extend(self._early.get(self._turn, ()))

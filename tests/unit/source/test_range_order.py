@@ -103,3 +103,12 @@ def test_a_range_behind_the_last_is_forgotten() -> None:
     order.end(first, 7, "")
     assert order.outcome == RangesEnd(8, "in progress")
     assert [one for _, one in (order.take(1), order.take(1))] == [_end(7), _end(8)]
+
+
+def test_the_end_of_a_range_is_not_taken_back() -> None:
+    """The next one may be empty and end before: inside the record, perhaps of a commit, with which this one ended."""
+    order = RangeOrder(_LIMIT_BYTES)
+    for lsn, reason in ((9, ""), (8, "caught up")):
+        order.end(order.begin(), lsn, reason)
+    assert order.outcome == RangesEnd(9, "caught up")
+    assert [one for _, one in (order.take(1), order.take(1))] == [_end(9), _end(9)]
