@@ -183,6 +183,15 @@ async def test_a_replayed_change_that_a_trigger_leaves_out_is_not_said_to_be_app
     assert target_db.rows(f"SELECT count(*) FROM {_SCHEMA}.conflicts WHERE replayed_at IS NOT NULL") == [(0,)]
 
 
+async def test_a_replayed_truncate_without_its_tables_is_refused(target_db: Database) -> None:
+    """A name with characters that the target's encoding lacks is left out; then nothing would be emptied, and said."""
+    target_db.execute("CREATE TABLE t (id text)")
+    emptied = msgspec.structs.replace(_FIRST, operation="truncate", key={}, remote_row=None, is_complete=False)
+    async with control(target_db.dsn) as conn:
+        with pytest.raises(TargetRefused, match="the names of its tables could not be kept"):
+            await _replayed(conn, await _kept(conn, emptied))
+
+
 async def test_a_replay_of_values_that_were_not_kept_says_so(target_db: Database) -> None:
     """The values of the row's other columns are written; a row that only they would find is not guessed."""
     target_db.execute("CREATE TABLE t (id text PRIMARY KEY, v text, w text); INSERT INTO t VALUES ('1', 'a', 'a')")
