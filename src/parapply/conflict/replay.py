@@ -259,6 +259,11 @@ async def _update(conn: Connection, facts: TableFacts, row: _Row, where: str) ->
 
 async def _truncate(conn: Connection, role: str, conflict: _Row, mapping: MappingConfig) -> Effect:
     """Empty the tables that the publisher has emptied, and no others, as the daemon would have."""
+    if not conflict["is_complete"]:
+        raise TargetRefused(
+            f"conflict {conflict['conflict_id']}: the names of its tables could not be kept",
+            hint="empty the tables by hand, and drop the conflict",
+        )
     key = conflict["key"] or {}
     tables = []
     for there in listed_tables(key):
