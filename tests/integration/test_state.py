@@ -508,3 +508,23 @@ async def test_the_remedy_for_a_state_schema_of_another_role_is_enough(target_db
         await make_state(target_db.dsn, "x")
     finally:
         target_db.execute(f"DROP OWNED BY {', '.join(roles)} CASCADE; DROP ROLE {', '.join(roles)}")
+
+
+async def test_a_schema_that_another_role_makes_at_the_same_time_is_refused(
+    target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it comes between the look and CREATE SCHEMA IF NOT EXISTS, its owner could replace our tables later."""
+    role, look = f"sly_{target_db.dbname}", state_schema._check_free
+
+    async def late(conn: settings.Connection, schema: str) -> None:
+        await look(conn, schema)
+        target_db.execute(f"CREATE ROLE {role}; CREATE SCHEMA x AUTHORIZATION {role}")
+
+    monkeypatch.setattr(state_schema, "_check_free", late)
+    try:
+        async with control(target_db.dsn) as conn:
+            with pytest.raises(TargetRefused, match=f"belongs to the role '{role}'"):
+                await state.ensure_schema(conn, "x")
+        assert target_db.rows("SELECT relname FROM pg_class WHERE relnamespace = 'x'::regnamespace") == []
+    finally:
+        target_db.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")

@@ -213,6 +213,7 @@ async def _create(conn: Connection, schema: str) -> None:
         await conn.execute("; ".join([*revokes, in_schema(grant + granted, schema).as_string(None)]).encode())
         query = sql.SQL("INSERT INTO {s}.schema_version (version) VALUES ($1)").format(s=name)
         await rows(conn, query, [SCHEMA_VERSION])
+        await _version(conn, schema)  # refuses a schema that another role made after the first look
 
 
 async def _check_free(conn: Connection, schema: str) -> None:
