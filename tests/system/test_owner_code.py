@@ -209,13 +209,13 @@ def test_a_state_schema_of_another_role_is_refused(make_traced: MakeTraced, run_
     traced = make_traced({})
     route, role = traced.route, traced.table.partition(".")[0]
     ours = ("--set", f"target.state_schema={role}_state")
+    why = f"target.state_schema = '{role}_state' belongs to the role '{role}'"
     route.target.execute(f"CREATE SCHEMA {role}_state AUTHORIZATION {role}")
     try:
         traced.on(route.target, _STATE.replace("VERSION", str(SCHEMA_VERSION)))
         traced.forget()
         for command in (["status"], ["wait", "--lsn", "0/1", "--timeout", "0"], ["init"], ["check"], ["run"]):
             refused = run_command(route, *command, *ours, code=4)
-            why = f"target.state_schema = '{role}_state' belongs to the role '{role}'"
             assert why in refused.stdout + refused.stderr
             assert not traced.has_run
         traced.on(route.target, _QUEUE)
