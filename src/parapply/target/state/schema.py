@@ -44,7 +44,7 @@ SELECT DISTINCT pg_catalog.format('REVOKE ALL ON %I.%I FROM %s', n.nspname, c.re
  CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) AS a LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = a.grantee
  WHERE n.nspname = $1 AND c.relname !~ '^ddl_(queue|running)' AND a.grantee <> c.relowner"""
 
-#: Whether a role may do what only a superuser grants, and subscriber.sql does: it is that of a daemon.
+#: True for a role that may do something only a superuser grants, as subscriber.sql does: it is a daemon's role.
 _APPLIES = """(pg_catalog.has_parameter_privilege({0}, 'session_replication_role', 'SET')
     OR pg_catalog.has_function_privilege({0}, 'pg_catalog.pg_replication_origin_create(text)', 'EXECUTE'))"""
 
@@ -63,7 +63,7 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.relnamespace = n.oid
               CASE WHEN NOT has_table
                    THEN pg_catalog.format('ALTER SCHEMA %1$I OWNER TO %2$I; GRANT USAGE ON SCHEMA %1$I TO %3$I;',
                           n.nspname, COALESCE(pg_catalog.pg_get_userbyid(t.relowner), CURRENT_USER), r.rolname)
-                   -- Whoever is a member, as a superuser, cannot or must not be granted to the owner.
+                   -- A role that is a member, as a superuser is, cannot or must not be granted to the owner.
                    WHEN pg_catalog.pg_has_role(CURRENT_USER, r.oid, 'MEMBER')
                    THEN pg_catalog.format('GRANT SET ON PARAMETER session_replication_role TO %I;', r.rolname)
                    ELSE pg_catalog.format('GRANT %I TO %I;', CURRENT_USER, r.rolname) END AS remedy
