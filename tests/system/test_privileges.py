@@ -175,7 +175,7 @@ def test_the_scripts_make_no_superuser(server_pool: ServerPool, pg_major: int) -
                 run_script(server, database.dbname, script, role=made[0], **more)
         names = ("-v", f"role={made[0]}", "-c", "SHOW search_path")
         for path in SCRIPTS.glob("*.sql"):
-            # As `\\i` would, in the session of somebody who goes on with it.
+            # The session of an operator goes on afterwards.
             said = server.run("psql", "-XAt", "-f", str(path), *names, dbname=database.dbname).stdout
             assert said.splitlines()[-1] == '"$user", public'
         columns = ", ".join(_ATTRIBUTES)
