@@ -458,6 +458,7 @@ def test_a_schema_with_tables_of_others_is_refused(target_db: Database) -> None:
         asyncio.run(run())
 
 
+@pytest.mark.pg_majors(15, 16, 18)
 async def test_the_remedy_for_a_state_schema_of_another_role_is_enough(target_db: Database) -> None:
     """No state is refused for ever, and no superuser is to be granted to a role. Those who only read may."""
     roles = daemon, group, other = [f"{name}_{target_db.dbname}" for name in ("daemon", "group", "other")]
