@@ -71,3 +71,4 @@ SELECT format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), :'role')
      WHERE :'schemas' = ''
     \gexec
 \endif
+RESET search_path;

@@ -113,3 +113,4 @@ SELECT format('ALTER DEFAULT PRIVILEGES FOR ROLE %I %s GRANT %s TO %I', :'owner'
 SELECT format('ALTER DEFAULT PRIVILEGES FOR ROLE %I GRANT USAGE ON SCHEMAS TO %I', :'owner', :'role')
  WHERE :'schemas' = ''
 \gexec
+RESET search_path;

@@ -24,6 +24,7 @@ from parapply.target.state import schema as state_schema
 from parapply.target.state import slots as state
 from parapply.vocabulary import CutoverStep, DaemonState
 from parapply.wire.ddl_queue import CommandName
+from tests.fixtures.roles import make_state
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -455,3 +456,76 @@ def test_a_schema_with_tables_of_others_is_refused(target_db: Database) -> None:
 
     with pytest.raises(TargetRefused, match="holds tables of others, such as schema_version"):
         asyncio.run(run())
+
+
+@pytest.mark.pg_majors(15, 16, 18)
+async def test_the_remedy_for_a_state_schema_of_another_role_is_enough(target_db: Database) -> None:
+    """No state is refused for ever, and no superuser is to be granted to a role. Those who only read may."""
+    roles = daemon, group, other = [f"{name}_{target_db.dbname}" for name in ("daemon", "group", "other")]
+    target_db.execute(
+        f"CREATE ROLE {daemon} LOGIN; CREATE ROLE {group} ROLE {daemon}; CREATE ROLE {other} LOGIN;"
+        f" GRANT pg_monitor TO {other}; CREATE SCHEMA parted AUTHORIZATION {group};"
+        f" GRANT CREATE ON SCHEMA parted TO {daemon}; GRANT CREATE ON DATABASE {target_db.dbname} TO {daemon}, {other}"
+    )
+    plain, third = target_db.dsn_with(user=daemon), target_db.dsn_with(user=other)
+    await make_state(plain, "x")
+    await make_state(target_db.dsn, "queue")
+    target_db.execute(
+        f"GRANT USAGE ON SCHEMA queue TO {daemon}; GRANT SELECT ON ALL TABLES IN SCHEMA queue TO {daemon};"
+        f" ALTER SCHEMA queue OWNER TO {other}"
+    )
+    give = "ALTER SCHEMA {0} OWNER TO {1}; GRANT USAGE ON SCHEMA {0} TO {2};".format
+    cases = (
+        # A group's other members could make objects there, and the daemon is a member already.
+        (plain, "parted", "which is made; or, as an administrator", give("parted", daemon, group)),
+        (plain, "queue", "as an administrator", give("queue", target_db.rows("SELECT CURRENT_USER")[0][0], other)),
+        (third, "x", "connect as its owner; or, if a daemon has that role", f"GRANT {other} TO {daemon};"),
+        (target_db.dsn, "x", "has that role", f"GRANT SET ON PARAMETER session_replication_role TO {daemon};"),
+    )
+    try:
+        async with await settings.connect_reader(Login(third), "test reader") as reader:
+            assert await state.has_schema(reader, "x", only_reads=True)
+            target_db.execute("ALTER TABLE x.schema_version RENAME TO own; CREATE VIEW x.schema_version AS TABLE x.own")
+            with pytest.raises(TargetRefused, match="holds a schema_version that is no table"):
+                await state.has_schema(reader, "x", only_reads=True)
+            target_db.execute("DROP VIEW x.schema_version; ALTER TABLE x.own RENAME TO schema_version")
+        for dsn, schema, words, remedy in cases:
+            with pytest.raises(TargetRefused, match="whose code could run as this one") as refused:
+                await make_state(dsn, schema)
+            assert refused.value.hint.endswith(remedy), refused.value.hint
+            assert words in refused.value.hint
+            target_db.execute(remedy)
+            if dsn != third:
+                await make_state(dsn, schema)
+        assert target_db.rows(f"SELECT has_schema_privilege('{other}', 'queue', 'USAGE')") == [(True,)]
+        # Its owner could have put something in the place of any table before.
+        target_db.execute(f"ALTER TABLE queue.snapshots OWNER TO {other}")
+        with pytest.raises(TargetRefused, match=f"belongs to the role '{other}'"):
+            await make_state(plain, "queue")
+        target_db.execute(
+            f"REVOKE SET ON PARAMETER session_replication_role FROM {daemon};"
+            f" GRANT EXECUTE ON FUNCTION pg_replication_origin_create TO {daemon}"
+        )
+        await make_state(target_db.dsn, "x")
+    finally:
+        target_db.execute(f"DROP OWNED BY {', '.join(roles)} CASCADE; DROP ROLE {', '.join(roles)}")
+
+
+async def test_a_schema_that_another_role_makes_at_the_same_time_is_refused(
+    target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it comes between the look and CREATE SCHEMA IF NOT EXISTS, its owner could replace our tables later."""
+    role, look = f"sly_{target_db.dbname}", state_schema._check_free
+
+    async def late(conn: settings.Connection, schema: str) -> None:
+        await look(conn, schema)
+        target_db.execute(f"CREATE ROLE {role}; CREATE SCHEMA x AUTHORIZATION {role}")
+
+    monkeypatch.setattr(state_schema, "_check_free", late)
+    try:
+        async with control(target_db.dsn) as conn:
+            with pytest.raises(TargetRefused, match=f"belongs to the role '{role}'"):
+                await state.ensure_schema(conn, "x")
+        assert target_db.rows("SELECT relname FROM pg_class WHERE relnamespace = 'x'::regnamespace") == []
+    finally:
+        target_db.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")

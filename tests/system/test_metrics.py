@@ -240,6 +240,7 @@ def test_what_is_no_request_harms_nobody(endpoint: Endpoint) -> None:
     assert endpoint.raw(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n") == b""
     # The name of a site of the web may lead to this machine, and its page would be that site's to read.
     hosts = {b"evil.example": 421, b"127.0.0.1.evil.example:80": 421, b"LOCALHOST:1": 200, b"[::1]": 200}
+    hosts |= {b" \t127.0.0.1:80 \t": 200, b"a" + b" " * 7000 + b"x": 421, b"localhost:1:": 421}
     for host, status in hosts.items():
         said = endpoint.raw(b"GET /metrics HTTP/1.1\r\nAccept: */*\r\nhost: " + host + b"\r\n\r\n")
         assert said.startswith(f"HTTP/1.1 {status} ".encode()), said

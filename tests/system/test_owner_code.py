@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pytest
 
 from parapply.model import format_lsn
 from parapply.target.state.schema import SCHEMA_VERSION
-from tests.fixtures.daemon import Daemon
+from tests.fixtures.daemon import Daemon, error_of
 from tests.fixtures.mallory import Traced, make_traced, mallory
 from tests.fixtures.plain import WORKER_IS_BLOCKED, lsn_of
 from tests.fixtures.streams import FOLLOW, LITTLE_MEMORY
@@ -178,28 +179,29 @@ def test_no_code_runs_on_the_publisher_to_look_for_a_cut_over(make_traced: MakeT
     """Any owner of a schema there may make such a table; one that keeps the daemon out is named."""
     traced = make_traced({})
     source = traced.route.source
+    ours = ("--set", "target.state_schema=looked")  # `drop` would take the one that the module's daemons use
     traced.on(source, "CREATE TYPE {role}.step AS ENUM ('steps')")
     traced.on(source, _CUTOVERS)
     try:
-        run_command(traced.route, "init", code=0)
+        run_command(traced.route, "init", *ours, code=0)
         assert not traced.has_run
         traced.on(source, f"INSERT INTO {{role}}.cutovers VALUES ('steps', '{traced.route.slot}')")
         traced.on(source, "ALTER SEQUENCE {role}.ran RESTART")
-        refused = run_command(traced.route, "init", code=3)
+        refused = run_command(traced.route, "init", *ours, code=3)
         role = traced.table.partition(".")[0]
         assert f"at the step steps, says the schema '{role}' of the role '{role}'" in refused.stderr
         assert not traced.has_run
     finally:
         traced.on(source, "DROP TABLE {role}.schema_version, {role}.cutovers CASCADE; DROP TYPE {role}.step CASCADE")
-        run_command(traced.route, "drop", "--yes")
+        run_command(traced.route, "drop", "--yes", *ours)
 
 
 #: A state schema of the present version as others would make it, with code in a view.
 _STATE = """
-CREATE TABLE {role}_state.own (version int);
-CREATE UNIQUE INDEX schema_version_one_row ON {role}_state.own ((true));
-CREATE VIEW {role}_state.schema_version AS SELECT VERSION AS version FROM {role}.constant(1)"""
-_QUEUE = "DROP TABLE {role}_state.own CASCADE; DROP VIEW {role}_state.schema_version"
+CREATE TABLE {role}_state.schema_version AS SELECT VERSION AS version;
+CREATE UNIQUE INDEX schema_version_one_row ON {role}_state.schema_version ((true));
+CREATE VIEW {role}_state.progress AS SELECT {role}.constant(1)"""
+_QUEUE = "DROP TABLE {role}_state.schema_version; DROP VIEW {role}_state.progress"
 
 
 def test_a_state_schema_of_another_role_is_refused(make_traced: MakeTraced, run_command: RunCommand) -> None:
@@ -207,20 +209,28 @@ def test_a_state_schema_of_another_role_is_refused(make_traced: MakeTraced, run_
     traced = make_traced({})
     route, role = traced.route, traced.table.partition(".")[0]
     ours = ("--set", f"target.state_schema={role}_state")
+    why = f"target.state_schema = '{role}_state' belongs to the role '{role}'"
     route.target.execute(f"CREATE SCHEMA {role}_state AUTHORIZATION {role}")
     try:
         traced.on(route.target, _STATE.replace("VERSION", str(SCHEMA_VERSION)))
         traced.forget()
-        for command in ("status", "init", "check", "run"):
-            refused = run_command(route, command, *ours, code=4)
-            why = "holds a schema_version that is no table" if command == "status" else f"belongs to the role '{role}'"
-            assert f"target.state_schema = '{role}_state' {why}" in refused.stdout + refused.stderr
+        for command in (["status"], ["wait", "--lsn", "0/1", "--timeout", "0"], ["init"], ["check"], ["run"]):
+            refused = run_command(route, *command, *ours, code=4)
+            assert why in refused.stdout + refused.stderr
             assert not traced.has_run
         traced.on(route.target, _QUEUE)
         refused = run_command(route, "init", *ours, code=4)
-        assert f"target.state_schema = '{role}_state' belongs to the role '{role}'" in refused.stderr
+        assert why in refused.stderr
         route.target.execute(f"ALTER SCHEMA {role}_state OWNER TO pg_database_owner")
         run_command(route, "init", *ours, code=0)
+        # A queue of commands may have been there before the state; the way on is said.
+        route.target.execute(f"ALTER SCHEMA {role}_state OWNER TO {role}")
+        refused = run_command(route, "run", *ours, code=4)
+        (remedy,) = re.findall(
+            r"as an administrator: (ALTER SCHEMA .* OWNER TO .*;)", error_of(refused.stderr.splitlines())
+        )
+        route.target.execute(remedy)
+        run_command(route, "run", "--until", route.end_of_source_lsn(), *ours, code=0)
     finally:
         run_command(route, "drop", "--yes", *ours)
         route.target.execute(f"DROP SCHEMA IF EXISTS {role}_state CASCADE")

@@ -17,7 +17,7 @@ from tests.fixtures.daemon import Daemon, error_of
 from tests.fixtures.databases import Database, create_database, drop_database
 from tests.fixtures.fan import make_slot
 from tests.fixtures.plain import FAST
-from tests.fixtures.roles import make_state, run_script
+from tests.fixtures.roles import SCRIPTS, make_state, run_script
 from tests.fixtures.route import Route
 from tests.system.privilege_cases import CASES, RUN, SOURCE_TABLES, TARGET_TABLES, Case
 
@@ -173,6 +173,11 @@ def test_the_scripts_make_no_superuser(server_pool: ServerPool, pg_major: int) -
         for script in ("publisher", "subscriber"):
             for more in ({}, less):
                 run_script(server, database.dbname, script, role=made[0], **more)
+        names = ("-v", f"role={made[0]}", "-c", "SHOW search_path")
+        for path in SCRIPTS.glob("*.sql"):
+            # The session of an operator goes on afterwards.
+            said = server.run("psql", "-XAt", "-f", str(path), *names, dbname=database.dbname).stdout
+            assert said.splitlines()[-1] == '"$user", public'
         columns = ", ".join(_ATTRIBUTES)
         found = database.rows(f"""SELECT {columns} FROM pg_roles WHERE rolname = 'odd "role" %s'""")
         assert found == [(False,) * len(_ATTRIBUTES)]

@@ -32,7 +32,6 @@ from psycopg import sql
 from parapply import connect
 from parapply.amounts import few
 from parapply.commands import lifecycle
-from parapply.config import LEASE_WAIT_S
 from parapply.copy import sequences
 from parapply.copy.published import published_tables
 from parapply.cutover import fence, way_back
@@ -68,6 +67,8 @@ _NOT_CARRIED: Final = "a sequence is missing on the target, or could not be set"
 _WITHOUT_SEQUENCES: Final = "make it there, or give --no-sequences and set them yourself"
 #: Seconds between two looks at a slot that is about to be left.
 _POLL_S: Final = 0.01
+#: Most seconds to wait for the lease of a daemon, however long one that stands by waits: clients wait here.
+_LEASE_WAIT_MAX_S: Final = 300.0
 #: Seconds until the process that sends the stream is ended: a daemon that is stopped (SIGSTOP) holds it.
 _PATIENCE_S: Final = 3.0
 
@@ -438,8 +439,7 @@ class _Cutover:
         name, ahead = self._forward.source.slot, self._ahead
         await self._meeting.reach(CutoverStep.STOPPING, self._name)
         await self._enter(CutoverStep.STOPPING)
-        # The configuration may be of a daemon that stands by and never gives up, while clients wait here.
-        wait_s = min(self._forward.target.lease_wait_s, LEASE_WAIT_S)
+        wait_s = min(self._forward.target.lease_wait_s, _LEASE_WAIT_MAX_S)
         await lease.take_lease(ahead.target, self._slot_id, wait_s, takeover=True)
         await lease.fence(ahead.target, self._slot_id, lifecycle.say_whom_it_waits_for)
         self._has_stopped = True

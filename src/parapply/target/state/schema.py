@@ -44,20 +44,36 @@ SELECT DISTINCT pg_catalog.format('REVOKE ALL ON %I.%I FROM %s', n.nspname, c.re
  CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) AS a LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = a.grantee
  WHERE n.nspname = $1 AND c.relname !~ '^ddl_(queue|running)' AND a.grantee <> c.relowner"""
 
-#: The schema: whether it is a state schema, whose version can be read; and a role that owns some of it, by whose
-#: triggers code would run as this role. Trusted are those who may become this one or the database's owner, and roles of
-#: daemons: only a superuser gives the right to set that parameter, as subscriber.sql does.
+#: True for a role that may do something only a superuser grants, as subscriber.sql does: it is a daemon's role.
+_APPLIES = """(pg_catalog.has_parameter_privilege({0}, 'session_replication_role', 'SET')
+    OR pg_catalog.has_function_privilege({0}, 'pg_catalog.pg_replication_origin_create(text)', 'EXECUTE'))"""
+
+#: The schema: whether it is a state schema, whose version can be read; whether this role is more than a reader; and a
+#: role that owns the schema or something of the names $2, by whose code it would be used, with the remedy. Trusted are
+#: those who may become this role or the database's owner, and roles of daemons. To own all of a state proves nothing,
+#: since who makes one to run code owns it. Nor does a membership of this role, since a superuser is a member of all.
 _LOOK = f"""
 SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.relnamespace = n.oid
                                                       AND c.relname = 'schema_version_one_row'),
-       COALESCE(t.relkind = 'r', false),
-       (SELECT pg_catalog.pg_get_userbyid(owner) FROM pg_catalog.unnest(ARRAY[n.nspowner, t.relowner]) AS owner
-         WHERE NOT pg_catalog.pg_has_role(owner, CURRENT_USER, {MAY})
-           AND NOT pg_catalog.pg_has_role(owner, d.datdba, {MAY})
-           AND NOT pg_catalog.has_parameter_privilege(owner, 'session_replication_role', 'SET')
-           AND pg_catalog.pg_get_userbyid(owner) <> 'pg_database_owner' LIMIT 1)
+       COALESCE(t.relkind = 'r', false), {_APPLIES.format("CURRENT_USER")}, doubted.owner, doubted.remedy
   FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_database AS d ON d.datname = pg_catalog.current_database()
   LEFT JOIN pg_catalog.pg_class AS t ON t.relnamespace = n.oid AND t.relname = 'schema_version'
+  LEFT JOIN LATERAL (
+       SELECT r.rolname AS owner,
+              CASE WHEN NOT has_table
+                   THEN pg_catalog.format('ALTER SCHEMA %1$I OWNER TO %2$I; GRANT USAGE ON SCHEMA %1$I TO %3$I;',
+                          n.nspname, COALESCE(pg_catalog.pg_get_userbyid(t.relowner), CURRENT_USER), r.rolname)
+                   -- A role that is a member, as a superuser is, cannot or must not be granted to the owner.
+                   WHEN pg_catalog.pg_has_role(CURRENT_USER, r.oid, 'MEMBER')
+                   THEN pg_catalog.format('GRANT SET ON PARAMETER session_replication_role TO %I;', r.rolname)
+                   ELSE pg_catalog.format('GRANT %I TO %I;', CURRENT_USER, r.rolname) END AS remedy
+         FROM (SELECT n.nspowner, false UNION ALL
+               SELECT c.relowner, true FROM pg_catalog.pg_class AS c
+                WHERE c.relnamespace = n.oid AND c.relname = ANY ($2::pg_catalog.name[])) AS owned(oid, has_table)
+         JOIN pg_catalog.pg_roles AS r ON r.oid = owned.oid
+        WHERE r.rolname <> 'pg_database_owner' AND NOT pg_catalog.pg_has_role(r.oid, CURRENT_USER, {MAY})
+          AND NOT pg_catalog.pg_has_role(r.oid, d.datdba, {MAY}) AND NOT {_APPLIES.format("r.oid")}
+        ORDER BY has_table DESC LIMIT 1) AS doubted ON true
  WHERE n.nspname = $1"""  # noqa: S608  constants
 
 _DROP = "DROP FUNCTION {s}.wait_for; DROP VIEW {s}.progress, {s}.prepared; DROP TABLE"
@@ -160,14 +176,16 @@ async def has_schema(conn: Connection, schema: str, *, only_reads: bool = False)
 
 
 async def _version(conn: Connection, schema: str, *, only_reads: bool = False) -> int | None:
-    found = await rows(conn, sql.SQL(_LOOK), [schema])
-    is_ours, is_table, owner = found[0] if found else (False, False, None)
-    if owner is not None and not only_reads:
-        role = sql.Identifier(conn.info.user).as_string(None)
+    found = await rows(conn, sql.SQL(_LOOK), [schema, [name for _, name in comments()]])
+    is_ours, is_table, applies, owner, remedy = found[0] if found else (False, False, False, None, "")
+    # A daemon's role need not have rights that show it, and a role of monitoring reads its state all the same.
+    if owner is not None and (applies or not only_reads):
+        way = "connect as its owner; or, if a daemon has that role, " if remedy.startswith("GRANT") else ""
+        if not is_ours:  # else a state would be left, and another one begun
+            way = "name another schema, which is made; or, "
         raise TargetRefused(
             f"target.state_schema = {schema!r} belongs to the role {owner!r}, whose code could run as this one",
-            hint="name another schema, which is made, or connect as its owner; or, if that role may act as this one,"
-            f" GRANT {role} TO {sql.Identifier(owner).as_string(None)};",
+            hint=f"{way}as an administrator: {remedy}",
         )
     if not is_ours:
         return None
@@ -195,6 +213,7 @@ async def _create(conn: Connection, schema: str) -> None:
         await conn.execute("; ".join([*revokes, in_schema(grant + granted, schema).as_string(None)]).encode())
         query = sql.SQL("INSERT INTO {s}.schema_version (version) VALUES ($1)").format(s=name)
         await rows(conn, query, [SCHEMA_VERSION])
+        await _version(conn, schema)  # refuses a schema that another role made after the first look
 
 
 async def _check_free(conn: Connection, schema: str) -> None:
