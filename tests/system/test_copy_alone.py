@@ -20,6 +20,8 @@ from tests.fixtures.route import Route
 from tests.fixtures.table_rows import contents
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from parapply.config import Config
     from tests.fixtures.daemon import RunCommand, StartDaemon
     from tests.fixtures.databases import Database
@@ -144,7 +146,10 @@ def test_a_child_is_not_copied_ahead_of_its_parents_changes(  # noqa: PLR0917  f
     publishes: str,
     names: tuple[str, str],
 ) -> None:
-    """Under origin a parent's older changes would act on copied rows, also by way of a table that is not published."""
+    """Under origin a parent's older changes would act on copied rows, also by way of a table that is not published.
+
+    Not even if the copy was made under replica: the daemon refuses it.
+    """
     for node in (source_db, target_db):
         node.execute(_TIED)
     rows = "INSERT INTO boss VALUES (1); INSERT INTO between_them VALUES (1); INSERT INTO clerk VALUES ({}, {})"
@@ -161,9 +166,31 @@ def test_a_child_is_not_copied_ahead_of_its_parents_changes(  # noqa: PLR0917  f
     refused = run_command(route, "refresh", "--table", child, "--truncate", code=4)
     assert f"older changes of {parent} would change copied rows of {child} by foreign keys" in refused.stderr
     assert f"parapply refresh --truncate --table {parent} --table {child}" in refused.stderr
-    run_command(route, "refresh", "--truncate", "--table", parent, "--table", child, *as_replica, code=0)
-    start_daemon(route).wait_caught_up()
+    alone = ("refresh", "--truncate", "--table", child, *as_replica)
+    run_command(route, *alone, code=0)
+    daemon = start_daemon(route)
+    assert (daemon.exit_code(), f"rows of {child} by foreign keys" in daemon.failure) == (4, True)
+    run_command(route, *alone, "--table", parent, code=0)
+    daemon = start_daemon(route)
+    daemon.wait_caught_up()
     assert contents(target_db, "public") == contents(source_db, "public")
+    run_command(route, *alone, code=0)
+    assert (daemon.exit_code(), f"rows of {child} by foreign keys" in daemon.failure) == (4, True)
+
+
+def test_a_refused_copy_of_a_slot_begun_without_one_leaves_no_note(
+    source_db: Database, target_db: Database, run_command: RunCommand, init_route: Callable[[Route], None]
+) -> None:
+    """Where the state lists no tables all published ones are applied; a note of a copy would leave changes out."""
+    for node in (source_db, target_db):
+        node.execute(f"{_REFERENCED}; CREATE TABLE gran (id int PRIMARY KEY REFERENCES ch ON UPDATE CASCADE)")
+    source_db.execute("CREATE PUBLICATION pub FOR TABLE pa, gran")
+    route = Route(source=source_db, target=target_db, settings={"target.session_replication_role": "origin"})
+    init_route(route)
+    refused = run_command(route, "refresh", "--table", "public.gran", code=4)
+    assert "older changes of public.pa would change copied rows of public.gran" in refused.stderr
+    assert target_db.rows("SELECT count(*) FROM parapply.copies") == [(0,)]
+    run_command(route, "refresh", "--table", "public.pa", code=0)
 
 
 async def test_foreign_keys_rest_when_an_unlogged_parent_is_emptied(source_db: Database, target_db: Database) -> None:

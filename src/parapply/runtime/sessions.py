@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 from psycopg import sql
 
-from parapply import __version__, connect, continuity, failpoints, sharing
+from parapply import __version__, cascades, connect, continuity, failpoints, sharing
 from parapply.config import settings_without_table
 from parapply.conflict.policies import Rules
 from parapply.conflict.skips import OTHER_HISTORY_HINT, forget_other_history
@@ -185,6 +185,8 @@ class Connector:
             await continuity.drop_marks(source, control, self._config, slot_id, known)
             names = await continuity.keep_names(source, control, self._config, slot_id, known)
             await continuity.keep_columns(source, control, self._config, slot_id, known)
+            # A copy may have been made under another session_replication_role.
+            await cascades.check(source, control, self._config, known, found.low_lsn)
             two_phase = self._config.source.two_phase and known.is_settled(found.low_lsn)
             streaming = self._streaming(source_facts)
             if found.low_lsn >= self._whole_until_lsn:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
-from parapply import continuity, sharing
+from parapply import cascades, continuity, sharing
 from parapply.errors import TargetRefused
 from parapply.logs import get_logger
 from parapply.plan.copy_starts import NEVER, CopyStarts
@@ -557,6 +557,9 @@ class Copied:
                 if stamp == self.known.stamp:
                     return
             found = await copies.load(conn, self._schema, self._slot_id)
+            if found.unseen - self.known.unseen and found.is_running:
+                copying = [row.name for row in found.tables if row.state == CopyState.COPYING]
+                await cascades.check(self._source, conn, self._config, found, self._low_lsn, copied=copying)
         before = self.known
         self._know(found)
         starts = found.starts(self._low_lsn)
