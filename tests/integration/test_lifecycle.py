@@ -289,7 +289,10 @@ def test_a_daemon_that_another_one_was_before_is_told_from_one_that_failed(pair:
 
 
 def test_a_daemon_of_others_may_come_back(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two epochs it holds no lease: neither has it ended, nor is another one started in its place."""
+    """Between two epochs it holds no lease: neither has it ended, nor is another one started in its place.
+
+    Nor is its lag small by what it has said last: a killed one looks the same.
+    """
     init(pair.config)
     slots = sql.Identifier(SCHEMA, "slots")
     ((slot_id,),) = pair.target.rows(sql.SQL("SELECT slot_id FROM {}").format(slots))
@@ -319,6 +322,12 @@ def test_a_daemon_of_others_may_come_back(pair: Pair, monkeypatch: pytest.Monkey
             assert await follow.until_it_ends(config, one, slot_id, daemon, counter) == DaemonState.STOPPED
             show(DaemonState.RUNNING)
             assert not await daemon.has_ended(config, one, slot_id)
+            pair.target.execute(sql.SQL("UPDATE {} SET lag_s = 0, updated_at = now()").format(slots))
+            looks = iter([DaemonState.RUNNING, DaemonState.RUNNING, DaemonState.STOPPED])
+            counter.set = lambda *_: show(next(looks))
+            with pytest.raises(ParapplyError, match="the daemon has ended: stopped"):
+                await follow.small_lag(config, one, slot_id, daemon, 600.0, counter)
+            show(DaemonState.RUNNING)
             monkeypatch.setattr(follow, "_MISSING_S", -config.source.reconnect_max_s)
             assert await daemon.has_ended(config, one, slot_id)
 
