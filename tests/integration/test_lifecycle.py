@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import secrets
 import signal
@@ -349,22 +350,26 @@ def test_drop_asks_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pair.state("SELECT count(*) FROM {s}.slots") == [(1,)]
 
 
-def test_drop_removes_a_state_of_another_cluster_only_if_asked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pg_upgrade of the publisher leaves one: nothing else removes it. The slot of that name is left alone."""
+def test_drop_removes_a_state_of_another_cluster_only_if_asked(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As pg_upgrade of the publisher leaves one: nothing else removes it. The slot of that name is left alone.
+
+    A wrong source.dsn looks the same, so a `yes` that a script pipes in is no answer.
+    """
     init(pair.config)
     ((source,),) = pair.state("UPDATE {s}.slots SET system_identifier = '17' RETURNING system_identifier")
     with pytest.raises(SourceRefused, match="system identifier 17") as refused:
         lifecycle.drop(pair.config, assume_yes=True)
     assert "`parapply drop`, without --yes, removes the state" in refused.value.hint
-    asked: list[str] = []
-
-    def agree(text: str) -> bool:
-        asked.append(text)
-        return True
-
-    monkeypatch.setattr("click.confirm", agree)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n17\n"))
+    with pytest.raises(ParapplyError, match="nothing was dropped"):
+        lifecycle.drop(pair.config, assume_yes=False)
+    assert pair.state("SELECT count(*) FROM {s}.slots") == [(1,)]
     lifecycle.drop(pair.config, assume_yes=False)
-    assert [f"is of the cluster {source}, and" in text for text in asked] == [True]
+    told = capsys.readouterr().out
+    assert f"is of the cluster {source}, and" in told
+    assert f"slot '{pair.slot}' of the cluster 17 is left" in told
     assert not pair.target.rows("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'my%'")
     assert pair.source.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")
 
