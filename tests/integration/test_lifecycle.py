@@ -121,7 +121,8 @@ def test_init_makes_slot_and_state_once(pair: Pair, capsys: pytest.CaptureFixtur
 def test_init_adopts_a_slot(pair: Pair) -> None:
     """A slot that exists while the target knows nothing of it is adopted at its own position.
 
-    Not while it is a subscription's that has yet to copy a table, whose rows of before would be missing for ever.
+    Not while it is a subscription's that has yet to copy a table, whose rows of before would be missing for ever. Once
+    it was read, only if asked to: the target may be new, and lack what the reader has confirmed.
     """
     pair.source.execute(
         sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')").format(sql.Literal(pair.slot))
@@ -136,7 +137,12 @@ def test_init_adopts_a_slot(pair: Pair) -> None:
         init(pair.config)
     pair.target.execute(sql.SQL("ALTER SUBSCRIPTION {} SET (slot_name = NONE)").format(sql.Identifier(pair.slot)))
     pair.target.execute(sql.SQL("DROP SUBSCRIPTION {}").format(sql.Identifier(pair.slot)))
-    init(pair.config)
+    read = "SELECT pg_logical_slot_get_binary_changes({}, NULL, NULL, 'proto_version', '1', 'publication_names', 'p')"
+    pair.source.execute(sql.SQL(read).format(sql.Literal(pair.slot)))
+    with pytest.raises(TargetRefused, match=r"slot_read: slot .* was read before, and the target has no state of it"):
+        init(pair.config)
+    assert not pair.target.rows("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'my%'")
+    init(pair.config, despite=["slot_read"])
     (confirmed,) = pair.source.rows(
         "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE database = current_database()"
     )

@@ -257,6 +257,8 @@ def test_a_target_that_no_longer_knows_the_slot_is_not_adopted(
     assert route.source.rows(f"SELECT confirmed_flush_lsn <= '{kept_lsn}' {slot}") == [(True,)]
     assert len(daemon.events_of("slot_adopted")) == 1
     started = run_command(route, "run", code=4)
+    # Docker Compose runs it at each start.
+    assert f"slot_read: slot '{route.slot}' was read before" in run_command(route, "init", code=4).stderr
     assert f"the target does not know slot '{route.slot}', which was read before" in started.stderr
     route.target.execute("ALTER SCHEMA dropped RENAME TO parapply")
     daemon.wait_caught_up()

@@ -347,8 +347,8 @@ class Connector:
         if await slot.has_sent(source, name):
             raise StateClosed(
                 f"the target does not know slot {name!r}, which was read before: it is another target, or older",
-                hint=f"{_STATE_HINT}; `parapply init` takes the slot over if the target has all that its reader"
-                " confirmed; else `parapply drop`, then `parapply init --copy`",
+                hint=f"{_STATE_HINT}; `parapply init --despite slot_read` takes the slot over if the target has all"
+                " that its reader confirmed; else `parapply drop`, then `parapply init --copy`",
             )
         async with connect.state_schema(control, self._config.target.state_schema):
             return await connect.adopt(self._config, connect.Connections(source, control))
