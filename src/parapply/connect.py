@@ -156,9 +156,8 @@ async def known_state(config: Config, target: settings.Connection, system_identi
         TargetRefused: the state is of another version, or belongs to another publisher.
     """
     schema = config.target.state_schema
-    if not await state.has_schema(target, schema):
+    if not await state.check_schema(target, schema):
         return None
-    await state.ensure_schema(target, schema)
     return await state.load(target, schema, config.source.slot, system_identifier)
 
 

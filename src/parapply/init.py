@@ -61,7 +61,7 @@ def init(
     """Check both ends, make slot and state, copy if asked to, and report the work done.
 
     Doing it again changes nothing and says so, or goes on with a copy that was interrupted. A slot that exists while
-    the target knows nothing of it is adopted.
+    the target knows nothing of it is adopted; one that was read is so only if asked to, or for a copy.
 
     Args:
         config: what is to be set up.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import secrets
 import signal
@@ -120,7 +121,8 @@ def test_init_makes_slot_and_state_once(pair: Pair, capsys: pytest.CaptureFixtur
 def test_init_adopts_a_slot(pair: Pair) -> None:
     """A slot that exists while the target knows nothing of it is adopted at its own position.
 
-    Not while it is a subscription's that has yet to copy a table, whose rows of before would be missing for ever.
+    Not while it is a subscription's that has yet to copy a table, whose rows of before would be missing for ever. Once
+    it was read, only if asked to: the target may be new, and lack what the reader has confirmed.
     """
     pair.source.execute(
         sql.SQL("SELECT pg_create_logical_replication_slot({}, 'pgoutput')").format(sql.Literal(pair.slot))
@@ -135,7 +137,12 @@ def test_init_adopts_a_slot(pair: Pair) -> None:
         init(pair.config)
     pair.target.execute(sql.SQL("ALTER SUBSCRIPTION {} SET (slot_name = NONE)").format(sql.Identifier(pair.slot)))
     pair.target.execute(sql.SQL("DROP SUBSCRIPTION {}").format(sql.Identifier(pair.slot)))
-    init(pair.config)
+    read = "SELECT pg_logical_slot_get_binary_changes({}, NULL, NULL, 'proto_version', '1', 'publication_names', 'p')"
+    pair.source.execute(sql.SQL(read).format(sql.Literal(pair.slot)))
+    with pytest.raises(TargetRefused, match=r"slot_read: slot .* was read before, and the target has no state of it"):
+        init(pair.config)
+    assert not pair.target.rows("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'my%'")
+    init(pair.config, despite=["slot_read"])
     (confirmed,) = pair.source.rows(
         "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE database = current_database()"
     )
@@ -289,7 +296,10 @@ def test_a_daemon_that_another_one_was_before_is_told_from_one_that_failed(pair:
 
 
 def test_a_daemon_of_others_may_come_back(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two epochs it holds no lease: neither has it ended, nor is another one started in its place."""
+    """Between two epochs it holds no lease: neither has it ended, nor is another one started in its place.
+
+    Nor is its lag small by what it has said last: a killed one looks the same.
+    """
     init(pair.config)
     slots = sql.Identifier(SCHEMA, "slots")
     ((slot_id,),) = pair.target.rows(sql.SQL("SELECT slot_id FROM {}").format(slots))
@@ -319,6 +329,12 @@ def test_a_daemon_of_others_may_come_back(pair: Pair, monkeypatch: pytest.Monkey
             assert await follow.until_it_ends(config, one, slot_id, daemon, counter) == DaemonState.STOPPED
             show(DaemonState.RUNNING)
             assert not await daemon.has_ended(config, one, slot_id)
+            pair.target.execute(sql.SQL("UPDATE {} SET lag_s = 0, updated_at = now()").format(slots))
+            looks = iter([DaemonState.RUNNING, DaemonState.RUNNING, DaemonState.STOPPED])
+            counter.set = lambda *_: show(next(looks))
+            with pytest.raises(ParapplyError, match="the daemon has ended: stopped"):
+                await follow.small_lag(config, one, slot_id, daemon, 600.0, counter)
+            show(DaemonState.RUNNING)
             monkeypatch.setattr(follow, "_MISSING_S", -config.source.reconnect_max_s)
             assert await daemon.has_ended(config, one, slot_id)
 
@@ -340,22 +356,26 @@ def test_drop_asks_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pair.state("SELECT count(*) FROM {s}.slots") == [(1,)]
 
 
-def test_drop_removes_a_state_of_another_cluster_only_if_asked(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pg_upgrade of the publisher leaves one: nothing else removes it. The slot of that name is left alone."""
+def test_drop_removes_a_state_of_another_cluster_only_if_asked(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As pg_upgrade of the publisher leaves one: nothing else removes it. The slot of that name is left alone.
+
+    A wrong source.dsn looks the same, so a `yes` that a script pipes in is no answer.
+    """
     init(pair.config)
     ((source,),) = pair.state("UPDATE {s}.slots SET system_identifier = '17' RETURNING system_identifier")
     with pytest.raises(SourceRefused, match="system identifier 17") as refused:
         lifecycle.drop(pair.config, assume_yes=True)
     assert "`parapply drop`, without --yes, removes the state" in refused.value.hint
-    asked: list[str] = []
-
-    def agree(text: str) -> bool:
-        asked.append(text)
-        return True
-
-    monkeypatch.setattr("click.confirm", agree)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n17\n"))
+    with pytest.raises(ParapplyError, match="nothing was dropped"):
+        lifecycle.drop(pair.config, assume_yes=False)
+    assert pair.state("SELECT count(*) FROM {s}.slots") == [(1,)]
     lifecycle.drop(pair.config, assume_yes=False)
-    assert [f"is of the cluster {source}, and" in text for text in asked] == [True]
+    told = capsys.readouterr().out
+    assert f"is of the cluster {source}, and" in told
+    assert f"slot '{pair.slot}' of the cluster 17 is left" in told
     assert not pair.target.rows("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'my%'")
     assert pair.source.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")
 

@@ -305,7 +305,7 @@ _STEPS = (
     (settings, "connect_control"),
     (slot, "connect"),
     (slot, "inspect"),
-    (state, "ensure_schema"),
+    (state, "check_schema"),
     (lease, "take_lease"),
     (lease, "fence"),
     (settings, "check_direct"),

@@ -136,6 +136,7 @@ class CapturedConnector(Connector):
 
     async def _adopt(self, source: slot.Connection, control: settings.Connection) -> state.SlotState:  # noqa: ARG002
         schema, facts = self._config.target.state_schema, self._facts()
+        await state.ensure_schema(control, schema)
         await state.create(control, schema, connect.new_slot(self._config, facts, self._read.begin_lsn))
         return await self._known(control)
 

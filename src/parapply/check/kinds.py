@@ -1,7 +1,7 @@
 """The meaning of each code: end, severity, reason and advice. Pure data.
 
 `is_arguable` marks refusals that concern the stream and not `init` itself: the operator may mend them after `init` and
-before the first change that they concern.
+before the first change that they concern, or knows that they do not hold.
 """
 
 from __future__ import annotations
@@ -118,6 +118,11 @@ class Code(Enum):
     SLOT_REFUSED = Kind(
         _S, _REFUSED, "the stream could not continue exactly where the target is",
         "correct source.slot or source.dsn, or start again with a copy",
+    )
+    SLOT_READ = Kind(
+        _T, _REFUSED, "its reader has confirmed changes that do not come again, and this target may lack them",
+        "correct target.dsn, bring the target back with its state schema, or `parapply drop` and `init --copy`; after a"
+        " subscription the target may have all that was confirmed", is_arguable=True,
     )
     SLOT_IN_USE = Kind(
         _S, _WARNING, "a slot has one reader at a time: the daemon would wait for the other one to end",

@@ -45,7 +45,10 @@ _FINE, _WARNED = 0, 1
 _ORDER = list(Code)
 #: Findings that matter only while the slot is still to be made or adopted.
 _OF_NEW_SLOT = frozenset(
-    {Code.SLOT_ADOPTED, Code.SLOT_IN_USE, Code.SLOT_REFUSED, Code.SLOTS_EXHAUSTED, Code.OPEN_TRANSACTION}
+    {
+        *(Code.SLOT_ADOPTED, Code.SLOT_IN_USE, Code.SLOT_READ, Code.SLOT_REFUSED),
+        *(Code.SLOTS_EXHAUSTED, Code.OPEN_TRANSACTION),
+    }
 )
 #: How long a question waits for a locked table.
 _LOCK_TIMEOUT: Final = "2s"

@@ -187,6 +187,9 @@ async def read_source(conn: slot.Connection, config: Config, facts: SourceFacts,
         *findings_of_publisher(facts, config),
         *_of_server(server, connections=options.connections if options.is_copy else 0),
     ]
+    if facts.slot is not None and not options.is_copy and await slot.has_sent(conn, source.slot):
+        told = f"slot {source.slot!r} was read before, and the target has no state of it"
+        findings.append(Finding(Code.SLOT_READ, told, source.slot))
     findings += _of_room(server, facts, used_slots, senders, is_copy=options.is_copy)
     findings += _of_transactions(open_)
     tables: list[PublishedTable] = []

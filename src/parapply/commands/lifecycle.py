@@ -75,7 +75,7 @@ async def new_slot(source: slot.Connection, name: str) -> AsyncIterator[None]:
 def drop(config: Config, assume_yes: bool) -> None:  # noqa: FBT001  the command line passes it by position
     """Remove the slot and its state, and the state schema when no slot is left in it; ask first.
 
-    The state of a slot of another cluster is removed only if that is confirmed, and no slot then.
+    The state of a slot of another cluster is removed only if that cluster is named, and no slot then.
     Raise SlotBusy if a process reads the slot, LeaseHeld if a daemon, a copy or a migration runs.
     """
     asyncio.run(drop_one(config, assume_yes=assume_yes))
@@ -125,14 +125,10 @@ async def drop_one(config: Config, *, assume_yes: bool = True) -> bool:
         # Until the end: another `drop` would let a slot and a state be made that were not asked about.
         await migrations.lock(ends.target, migration, _MIGRATION_ENDS_S)
         facts, found = await _look(config, ends, any_cluster=not assume_yes)
-        question = f"Drop slot {name!r}{_applied(found)} on the source and its state on the target?"
-        if found and found.system_identifier != facts.system_identifier:
+        other = found.system_identifier if found and found.system_identifier != facts.system_identifier else ""
+        if other:
             # After pg_upgrade of the publisher no address leads to the state's cluster. A slot there may be another's.
             facts = msgspec.structs.replace(facts, slot=None)
-            question = (
-                f"The state of slot {name!r}{_applied(found)} is of the cluster {found.system_identifier}, and"
-                f" source.dsn leads to {facts.system_identifier}. Drop that state, and leave the slot?"
-            )
         if facts.slot is None and found is None:
             if await _forget_migration(ends.target, migration):
                 return True
@@ -140,8 +136,8 @@ async def drop_one(config: Config, *, assume_yes: bool = True) -> bool:
             return False
         refusals.check_own_and_idle(facts)
         await check_back(config, ends.source, facts)
-        if not assume_yes and not click.confirm(question):
-            raise ParapplyError("nothing was dropped", hint="answer y, or give --yes")
+        if not assume_yes:
+            _ask_one(name, found, facts.system_identifier)
         if found:
             # A daemon or a copy that still runs, or a session of one that was killed, would go on without a record.
             await lease.take_both(ends.target, found.slot_id, 0, say_whom_it_waits_for)
@@ -153,9 +149,27 @@ async def drop_one(config: Config, *, assume_yes: bool = True) -> bool:
             click.echo(f"source: slot {name!r} dropped")
         if found:
             await _remove_state(ends.target, schema, found.slot_id, name)
+            if other:
+                click.echo(f"slot {name!r} of the cluster {other} is left: if that runs, it keeps WAL until dropped")
         else:
             await _forget_migration(ends.target, migration)
     return True
+
+
+def _ask_one(name: str, found: state.SlotState | None, publisher: str) -> None:
+    """Ask whether a slot may go, or only the state of another cluster's; raise ParapplyError if it may not."""
+    if found is None or found.system_identifier == publisher:
+        if not click.confirm(f"Drop slot {name!r}{_applied(found)} on the source and its state on the target?"):
+            raise ParapplyError("nothing was dropped", hint="answer y, or give --yes")
+        return
+    other = found.system_identifier
+    click.echo(
+        f"The state of slot {name!r}{_applied(found)} is of the cluster {other}, and source.dsn leads to {publisher}."
+    )
+    # A `y` that comes through a pipe is for the usual question.
+    text = "To drop that state, and leave every slot, type the identifier of its cluster"
+    if click.prompt(text, default="", show_default=False) != other:
+        raise ParapplyError("nothing was dropped", hint="correct source.dsn, or type the identifier")
 
 
 async def make_indexes(target: settings.Connection, name: Name, statements: Sequence[str]) -> None:

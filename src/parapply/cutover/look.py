@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from parapply.copy.published import PublishedTable
 
 #: Findings that mean nothing while the way back is still to be made.
-_OF_MAKING: Final = frozenset({Code.PUBLICATION_MISSING, Code.PUBLICATION_EMPTY, Code.SLOT_ADOPTED})
+_OF_MAKING: Final = frozenset({Code.PUBLICATION_MISSING, Code.PUBLICATION_EMPTY, Code.SLOT_ADOPTED, Code.SLOT_READ})
 #: Findings of objects that the stream does not bring.
 _NOT_THERE: Final = frozenset({Code.NOT_REPLICATED, Code.TABLE_UNPUBLISHED, Code.LARGE_OBJECTS})
 _PRESENT: Final = """

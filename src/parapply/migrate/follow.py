@@ -198,7 +198,9 @@ async def small_lag(  # noqa: PLR0913, PLR0917  whose, how small
         low_lsn, lag_s, state, reason, late_s = await _progress(config, target, slot_id)
         if await daemon.has_ended(config, target, slot_id):
             raise ParapplyError(f"the daemon has ended: {reason or state}", hint="see its log, then run this again")
-        is_small = state == "running" and late_s < LATE_S and lag_s is not None and lag_s <= max_lag_s
+        # One that was killed just now has left its last words.
+        is_fresh = daemon.has_session and state == DaemonState.RUNNING and late_s < LATE_S
+        is_small = is_fresh and lag_s is not None and lag_s <= max_lag_s
         n_looks = n_looks + 1 if is_small else 0
         counter.set(0, f"lag {'not known yet' if lag_s is None else f'{lag_s:.1f} s'}, at {format_lsn(low_lsn)}")
         if n_looks >= _LOOKS and lag_s is not None:

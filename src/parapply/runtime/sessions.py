@@ -313,24 +313,25 @@ class Connector:
         config = self._config
         control = await first.leading
         await self._end_own(control)
-        async with connect.state_schema(control, config.target.state_schema):
-            source, facts = await first.looking
-            # Before the slot is adopted, because a cut-over refuses a way back that is applied already.
-            await connect.check_back(config, source, facts)
-            found = await state.load(control, config.target.state_schema, config.source.slot, facts.system_identifier)
-            await connect.check_apart(config, connect.Connections(source, control), facts)
-            if found is None:
-                self._check_new()
-                found = await self._adopt(source, control)
-                self._log.warning("slot_adopted", slot=config.source.slot, start_lsn=format_lsn(found.low_lsn))
+        schema, name = config.target.state_schema, config.source.slot
+        # Nothing is made before the slot may be adopted, because an operator may be bringing the state back.
+        has_schema = await state.check_schema(control, schema)
+        source, facts = await first.looking
+        # Before the slot is adopted, because a cut-over refuses a way back that is applied already.
+        await connect.check_back(config, source, facts)
+        found = await state.load(control, schema, name, facts.system_identifier) if has_schema else None
+        await connect.check_apart(config, connect.Connections(source, control), facts)
+        if found is None:
+            self._check_new()
+            found = await self._adopt(source, control)
+            self._log.warning("slot_adopted", slot=name, start_lsn=format_lsn(found.low_lsn))
         self._has_state = True
         # Before the lease, which the command holds that cuts over; and after it, which may have been awaited.
-        name = config.source.slot
-        await cutovers.check_may_write(control, config.target.state_schema, found.slot_id, name)
+        await cutovers.check_may_write(control, schema, found.slot_id, name)
         await self._own_the_slot(control, found.slot_id)
         if config.ddl.apply:
             await lease.take_commands(control, facts.system_identifier, facts.database, _COMMANDS_WAIT_S)
-        await cutovers.check_may_write(control, config.target.state_schema, found.slot_id, name)
+        await cutovers.check_may_write(control, schema, found.slot_id, name)
         failpoints.probe(failpoints.RECOVERY)
         return control, found.slot_id
 
@@ -348,10 +349,11 @@ class Connector:
         if await slot.has_sent(source, name):
             raise StateClosed(
                 f"the target does not know slot {name!r}, which was read before: it is another target, or older",
-                hint=f"{_STATE_HINT}; `parapply init` takes the slot over if the target has all that its reader"
-                " confirmed; else `parapply drop`, then `parapply init --copy`",
+                hint=f"{_STATE_HINT}; `parapply init --despite slot_read` takes the slot over if the target has all"
+                " that its reader confirmed; else `parapply drop`, then `parapply init --copy`",
             )
-        return await connect.adopt(self._config, connect.Connections(source, control))
+        async with connect.state_schema(control, self._config.target.state_schema):
+            return await connect.adopt(self._config, connect.Connections(source, control))
 
     def _asking(
         self,

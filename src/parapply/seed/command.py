@@ -41,6 +41,7 @@ import psycopg
 from psycopg import sql
 
 from parapply import connect, failpoints
+from parapply.check.kinds import Code
 from parapply.continuity import kept_without_copy
 from parapply.copy.snapshot import tell_what_is_awaited
 from parapply.errors import ConfigError, SlotLost, SourceRefused, TargetRefused
@@ -225,7 +226,8 @@ class _Run:
             else:
                 refused += await came_along.check_untouched(ends.target, self._marks)
         connect.raise_all(refused)
-        await look_first(config, None, ends, self.facts, self._options.despite)
+        # The copy has all that a reader of the slot confirmed, because it ends later.
+        await look_first(config, None, ends, self.facts, {*self._options.despite, Code.SLOT_READ.text})
         for line in [*await came_along.notes(ends.target), *await self._standby_slot()]:
             click.echo(line)
         click.echo(f"target: a copy of the publisher up to {format_lsn(place.lsn)} of timeline {place.timeline}")

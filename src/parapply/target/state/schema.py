@@ -102,13 +102,24 @@ def comments() -> dict[tuple[str, str], tuple[str, dict[str, str]]]:
 async def ensure_schema(conn: Connection, schema: str) -> bool:
     """Create the state schema where it is missing, and check it where it exists; return True if it was missing.
 
-    An existing schema is only read, so that a role without CREATE can run the daemon. Raise TargetRefused if it has
-    another version or an unlogged table (F7).
+    An existing schema is only read, so that a role without CREATE can run the daemon. Errors as of `check_schema`.
     """
-    is_new = not await has_schema(conn, schema)
-    with target_errors(f"creating the state schema {schema!r}"):
-        if is_new:
+    is_new = not await check_schema(conn, schema)
+    if is_new:
+        with target_errors(f"creating the state schema {schema!r}"):
             await _create(conn, schema)
+    return is_new
+
+
+async def check_schema(conn: Connection, schema: str) -> bool:
+    """Return whether the state schema exists.
+
+    Raises:
+        TargetRefused: as of `has_schema`, or it has an unlogged table (F7).
+    """
+    if not await has_schema(conn, schema):
+        return False
+    with target_errors(f"looking at the state schema {schema!r}"):
         # One table is of the event triggers of `init --ddl=automatic`, where the target is also a publisher.
         query = sql.SQL(
             "SELECT c.relname FROM pg_catalog.pg_class AS c WHERE c.relnamespace = (SELECT oid FROM"
@@ -121,7 +132,7 @@ async def ensure_schema(conn: Connection, schema: str) -> bool:
             f"state schema {schema!r}: {', '.join(unlogged)} is UNLOGGED: a crash would empty it",
             hint="stop here: if the server crashed since, progress is lost; else ALTER TABLE ... SET LOGGED",
         )
-    return is_new
+    return True
 
 
 async def state_rows(

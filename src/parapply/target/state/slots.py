@@ -34,6 +34,7 @@ from parapply.target.state.display import (
     write_workers,
 )
 from parapply.target.state.schema import (
+    check_schema,
     drop_schema,
     ensure_schema,
     gone,
@@ -50,8 +51,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DaemonRow", "NewSlot", "SlotProgress", "SlotState", "TableRow", "WorkerRow", "advance", "check_may_drop",
-    "create", "drop_schema", "drop_slot_state", "ensure_schema", "find_slot", "find_slots", "flush", "has_schema",
-    "in_schema", "load", "record_sql", "set_state", "set_timeline", "write_daemon", "write_tables", "write_workers",
+    "check_schema", "create", "drop_schema", "drop_slot_state", "ensure_schema", "find_slot", "find_slots", "flush",
+    "has_schema", "in_schema", "load", "record_sql", "set_state", "set_timeline", "write_daemon", "write_tables",
+    "write_workers",
 ]  # fmt: skip
 
 #: A source commit time, microseconds since 2000-01-01 UTC, as timestamptz. Exact: a float holds 2^53
