@@ -9,11 +9,13 @@ import pytest
 from parapply.config import load_config
 from parapply.cutover.command import late_count
 from parapply.model import parse_lsn
+from parapply.source.slot import inspect
+from tests.fixtures.databases import encoded_database
 from tests.fixtures.two_phase import decide, write_prepared
 from tests.integration.test_slot import new_name, on_source
 
 if TYPE_CHECKING:
-    from parapply.source import slot
+    from parapply.source.slot import Connection
     from tests.fixtures.databases import Database
 
 
@@ -48,7 +50,7 @@ def test_a_prepared_transaction_is_late(source_db: Database, outcome: str, n_lat
     if outcome:
         decide(source_db, "late", outcome)
 
-    async def count(conn: slot.Connection) -> int:
+    async def count(conn: Connection) -> int:
         return await late_count(conn, config, low_lsn)
 
     try:
@@ -57,3 +59,22 @@ def test_a_prepared_transaction_is_late(source_db: Database, outcome: str, n_lat
         if not outcome:
             decide(source_db, "late", "ROLLBACK")
         source_db.rows(f"SELECT pg_drop_replication_slot('{name}')")
+
+
+def test_bytes_of_no_encoding_are_counted(source_db: Database) -> None:
+    """A publisher in SQL_ASCII would refuse to send them in UTF8, while no client can write (T-61)."""
+    with encoded_database(source_db, "SQL_ASCII") as source:
+        source.execute("CREATE TABLE t (v text); CREATE PUBLICATION pub FOR TABLE t")
+        name = new_name()
+        source.rows(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
+        flags = {"source.dsn": source.dsn, "target.dsn": "dbname=none", "source.slot": name,
+                 "source.publications": ("pub",)}  # fmt: skip
+        config = load_config(flags=flags, environ={})
+        source.execute("INSERT INTO t VALUES (convert_from('\\xe9', 'SQL_ASCII'))")
+
+        async def count(conn: Connection) -> tuple[int, str]:
+            n_late = await late_count(conn, config, 1)
+            # Of the session others ask for texts.
+            return n_late, (await inspect(conn, name)).database
+
+        assert on_source(source.dsn, count) == (1, source.dbname)

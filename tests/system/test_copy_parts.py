@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parapply import failpoints
+from tests.fixtures.databases import encoded_database
 from tests.fixtures.plain import FAST, check_equal
 from tests.fixtures.route import Route
 
@@ -77,6 +78,20 @@ def test_parts_are_kept_and_brought_forward(large: Route, run_command: RunComman
     _change(large, 4)
     daemon.finish()
     check_equal(large, "large")
+
+
+def test_bytes_of_no_encoding_in_between(source_db: Database, target_db: Database, run_command: RunCommand) -> None:
+    """A publisher in SQL_ASCII has corrected them before parts are brought forward; its slot still has them (T-61)."""
+    with encoded_database(source_db, "SQL_ASCII") as source:
+        for database in (source, target_db):
+            database.execute(_LARGE)
+        source.execute(f"{_ROWS} GRANT SELECT ON large TO {source.source_role}")
+        large = Route(source=source, target=target_db, settings=FAST)
+        _kill(large, run_command, f"{failpoints.COPY_PART_DONE}:kill:2")
+        for note in ("convert_from('\\xe9', 'SQL_ASCII')", "'é'"):
+            source.execute(f'UPDATE large SET note = {note} WHERE "i d" = 1')
+        assert "public.large: 2 parts are copied" in run_command(large, "init", "--copy", code=0).stdout
+        check_equal(large, "large")
 
 
 _OTHER = "its definition, its file or the publication is another"

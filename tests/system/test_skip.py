@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import contextmanager
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from psycopg import sql
 
+from parapply import failpoints
 from parapply.model import format_lsn
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit
-from tests.fixtures.databases import Database, drop_database
+from tests.fixtures.backlog import RANGES
+from tests.fixtures.databases import encoded_database
 from tests.fixtures.fan import make_slot
 from tests.fixtures.pair import SECRET, Pair, named, pair
 from tests.fixtures.plain import WORKER_IS_BLOCKED, foreign_transaction, wait_until_gone
@@ -21,9 +22,10 @@ from tests.fixtures.route import Route
 from tests.fixtures.streams import wait_followed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from tests.fixtures.daemon import Daemon, RunCommand, StartDaemon
+    from tests.fixtures.databases import Database
 
 __all__ = ["pair"]
 
@@ -349,19 +351,23 @@ def test_t61_bytes_of_no_encoding_come_and_are_skipped(
 ) -> None:
     """A publisher in SQL_ASCII sends what it has, so that the target refuses it by its transaction (T-61).
 
-    Of a value that is no UTF-8 the history has nothing that a replay could write.
+    So it does in ranges, and to a start that looks for what was applied and not confirmed. Of a value that is no UTF-8
+    the history of conflicts has nothing that a replay could write.
     """
-    with _encoded(source_db, "SQL_ASCII") as source:
+    with encoded_database(source_db, "SQL_ASCII") as source:
         pair = Pair(source, target_db, start_daemon)
         pair.create(_TABLE)
         pair.write("INSERT INTO t VALUES (1, 'größe')", "INSERT INTO t VALUES (2, convert_from('\\xe9', 'SQL_ASCII'))")
-        pair.write("INSERT INTO t VALUES (3, 'after')")
         assert "only texts in UTF8 can be applied" in run_command(pair.route, "check").stdout
-        daemon = pair.start_only()
+        daemon = pair.start_only(settings=RANGES)
         assert daemon.exit_code(30) == 5, daemon.log_tail()
+        assert not daemon.events_of("source_lost")
         (found,) = set(re.findall(r"parapply skip --lsn ([0-9A-F/]+)", daemon.failure))
         assert run_command(pair.route, "skip", "--lsn", found).returncode == 0
-        pair.drain()
+        killed = pair.start_only(environ={"PARAPPLY_FAILPOINT": f"{failpoints.COMMITTED}:kill"})
+        assert killed.exit_code(30) == -signal.SIGKILL, killed.log_tail()
+        pair.write("INSERT INTO t VALUES (3, 'after')")
+        assert not pair.drain().events_of("history_unproved")
         assert pair.target.rows("SELECT id, v FROM t ORDER BY id") == [(1, "größe"), (3, "after")]
         kept = pair.target.rows("SELECT key, remote_row, is_complete FROM parapply.conflicts")
         assert kept == [({"id": "2"}, {"id": "2"}, False)]
@@ -371,23 +377,8 @@ def test_t61_a_character_without_utf8_ends_the_daemon(
     source_db: Database, target_db: Database, start_daemon: StartDaemon
 ) -> None:
     """The publisher would refuse to send it each time (T-61)."""
-    with _encoded(source_db, "WIN1252") as source:
+    with encoded_database(source_db, "WIN1252") as source:
         pair = Pair(source, target_db, start_daemon)
         pair.create(_TABLE)
         pair.write("INSERT INTO t VALUES (1, convert_from('\\x81', 'WIN1252'))")
         pair.check_stopped(pair.start_only(), code=3, says="0x81.*correct it on the publisher")
-
-
-@contextmanager
-def _encoded(beside: Database, encoding: str) -> Iterator[Database]:
-    """Make a database of another encoding on a server."""
-    database = Database(dbname=f"{beside.dbname}_{encoding.lower()}", server=beside.server)
-    name = sql.Identifier(database.dbname)
-    create = "CREATE DATABASE {} ENCODING {} LOCALE 'C' TEMPLATE template0"
-    beside.execute(sql.SQL(create).format(name, sql.Literal(encoding)))
-    # psycopg leaves texts as bytes where the session is in SQL_ASCII.
-    beside.execute(sql.SQL("ALTER DATABASE {} SET client_encoding = 'UTF8'").format(name))
-    try:
-        yield database
-    finally:
-        drop_database(database)

@@ -297,6 +297,7 @@ class Resumption:
             values = [
                 copy, format_lsn(end_lsn), _MESSAGES_AT_ONCE, names["proto_version"], names["publication_names"],
             ]  # fmt: skip
+            await slot.take_bytes(conn)
             n_messages = _MESSAGES_AT_ONCE
             # Fewer than asked for: the end was reached.
             while n_messages >= _MESSAGES_AT_ONCE:

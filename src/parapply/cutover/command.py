@@ -46,7 +46,7 @@ from parapply.model import covers, format_lsn
 from parapply.sequences import SequenceOptions, carry
 from parapply.source import refusals, slot
 from parapply.source.options import start_options
-from parapply.source.slot import read_rows, source_errors
+from parapply.source.slot import read_rows, source_errors, take_bytes
 from parapply.state_mark import STATE_SCHEMAS_SQL
 from parapply.target.session import lease, prepared
 from parapply.target.session.settings import rows, target_errors
@@ -121,7 +121,9 @@ async def late_count(source: Connection, config: Config, low_lsn: int) -> int:
     # which a fenced server flushes after 15 s. A durable commit flushes it now.
     await fence.mark(source)
     with source_errors("reading what came after the fence"):
-        changes = await read_rows(source, _CHANGES, [config.source.slot, words])
+        async with source.transaction(force_rollback=True):
+            await take_bytes(source)
+            changes = await read_rows(source, _CHANGES, [config.source.slot, words])
         own = {oid for (oid,) in await read_rows(source, _OWN, list(QUEUE))}
     return len(_late(changes, low_lsn, own))
 

@@ -270,10 +270,12 @@ def advance_sql(slot: str, lsn: int) -> str:
 
 
 def position_sql(copy: str, slot: str) -> str:
-    """Return the query for a `RangePosition`."""
+    """Return the query for a `RangePosition`, in numbers: texts come as bytes here (`slot.take_bytes`)."""
     slots = "pg_catalog.pg_replication_slots"
+    lsns = "c.confirmed_flush_lsn", "c.restart_lsn", "s.confirmed_flush_lsn", "pg_catalog.pg_current_wal_flush_lsn()"
+    numbers = ", ".join([f"({lsn} - '0/0')::bigint" for lsn in lsns])
     return (
-        "SELECT c.confirmed_flush_lsn, c.restart_lsn, s.confirmed_flush_lsn, pg_catalog.pg_current_wal_flush_lsn(),"  # noqa: S608
+        f"SELECT {numbers},"  # noqa: S608
         f" (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint FROM {slots} AS c"
         f" LEFT JOIN {slots} AS s ON s.slot_name = {literal(slot)} WHERE c.slot_name = {literal(copy)}"
     )

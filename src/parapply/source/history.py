@@ -19,7 +19,7 @@ import psycopg
 
 from parapply.errors import SlotBusy, SlotLost
 from parapply.model import format_lsn
-from parapply.source.slot import read_slot, source_errors
+from parapply.source.slot import read_slot, source_errors, take_bytes
 from parapply.wire.decode import decode
 from parapply.wire.messages import Commit, CommitPrepared, Prepare, RollbackPrepared, StreamCommit, StreamPrepare
 
@@ -107,8 +107,10 @@ async def check(  # noqa: PLR0913
                 if why := await _copy(cursor, slot_name, copy, from_lsn):
                     return f"the slot is far behind, and was not copied: {why}"
             try:
-                await cursor.execute(_QUERY, [copy or slot_name, *values], binary=True)
-                messages = [bytes(data) for (data,) in await cursor.fetchall()]
+                async with conn.transaction(force_rollback=True):
+                    await take_bytes(conn)
+                    await cursor.execute(_QUERY, [copy or slot_name, *values], binary=True)
+                    messages = [bytes(data) for (data,) in await cursor.fetchall()]
             finally:
                 await _drop(cursor, copy)
     ends = [(message[:1], *end_of(message)) for message in messages]

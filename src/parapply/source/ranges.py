@@ -14,11 +14,12 @@ import psycopg
 
 from parapply import failpoints
 from parapply.errors import SourceLost
-from parapply.model import POSTGRES_EPOCH_US, parse_lsn
+from parapply.model import POSTGRES_EPOCH_US
 from parapply.quoting import literal
 from parapply.source import catch_up
 from parapply.source.catch_up import RangePosition
 from parapply.source.range_front import Asked
+from parapply.source.slot import take_bytes
 from parapply.source.stream import CopyFailed, QueryFailed
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class RangeReader:
             queries.insert(0, f"SELECT pg_catalog.pg_drop_replication_slot({copy})")
         # After an error there is none.
         self._has_copy = False
+        await take_bytes(self._connection)
         try:
             await self._execute("; ".join(queries))
         except QueryFailed as failure:
@@ -208,10 +210,10 @@ class RangeReader:
         if copy_lsn is None or restart_lsn is None:
             raise SourceLost("the temporary copy of the slot was invalidated by the publisher.")
         position = RangePosition(
-            copy_lsn=parse_lsn(copy_lsn),
-            restart_lsn=parse_lsn(restart_lsn),
-            slot_lsn=parse_lsn(slot_lsn) if slot_lsn else None,
-            flush_lsn=parse_lsn(flush_lsn),
+            copy_lsn=copy_lsn,
+            restart_lsn=restart_lsn,
+            slot_lsn=slot_lsn,
+            flush_lsn=flush_lsn,
             clock_us=unix_us - POSTGRES_EPOCH_US,
         )
         if not self._front.slot_lsn and position.slot_lsn:

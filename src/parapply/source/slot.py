@@ -207,6 +207,16 @@ async def connect(
     return conn
 
 
+async def take_bytes(conn: Connection) -> None:
+    """Take texts of a publisher in SQL_ASCII as they are: it refuses to send what is no UTF8 in UTF8 (trap T-61).
+
+    In this session psycopg then returns texts as bytes.
+    """
+    if conn.info.parameter_status("server_encoding") == "SQL_ASCII":
+        with source_errors("taking texts as bytes"):
+            await conn.execute("SET client_encoding TO SQL_ASCII")
+
+
 def without_answer(login: Login, wait_s: float) -> list[int]:
     """Return the pids of this process's sessions of a login that have waited that many seconds for an answer."""
     since_s = time.monotonic() - wait_s

@@ -22,6 +22,7 @@ from psycopg import pq
 
 from parapply.errors import NoPublication, SlotBusy, SourceLost, SourceRefused
 from parapply.model import POSTGRES_EPOCH_US
+from parapply.source.slot import take_bytes
 from parapply.wire.copy import CopyReader, Keepalive, error_fields, parse_keepalive, status_update
 
 if TYPE_CHECKING:
@@ -111,12 +112,8 @@ class ReplicationStream:
             finally:
                 view.detach()
         try:
-            if self._connection.info.parameter_status("server_encoding") == "SQL_ASCII":
-                # Bytes that are no UTF8 it would refuse for ever, and the target by their transaction (trap T-61).
-                await self._connection.execute("SET client_encoding TO SQL_ASCII")
+            await take_bytes(self._connection)
             await self._transport.start(command)
-        except psycopg.Error as error:
-            raise _start_error(CopyFailed(str(error), error.sqlstate)) from error
         except CopyFailed as failure:
             raise _start_error(failure) from failure
 
