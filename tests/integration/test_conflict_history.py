@@ -135,6 +135,26 @@ async def test_a_change_with_two_conflicts_is_one_change(target_db: Database) ->
     assert target_db.rows("SELECT id FROM t") == [("1",)]
 
 
+async def test_a_long_history_is_dropped_in_time_that_grows_with_its_length(target_db: Database) -> None:
+    """In little memory too, whether all goes or half of it: the comparison of all rows with all takes minutes."""
+    columns = (
+        "slot_id, conflict_type, schema_name, table_name, operation, is_complete, constraints, remote_lsn, remote_xid,"
+        " remote_commit_time, policy, outcome"
+    )
+    async with control(target_db.dsn) as conn:
+        await _kept(conn, _FIRST)
+        ((slot_id,),) = target_db.rows(f"UPDATE {_SCHEMA}.slots SET begin_lsn = '0/0' RETURNING slot_id")
+        target_db.execute(
+            f"INSERT INTO {_SCHEMA}.conflicts ({columns}, change_no) SELECT {columns}, n FROM {_SCHEMA}.conflicts,"
+            f" generate_series(2, 24000) AS n; ANALYZE {_SCHEMA}.conflicts"
+        )
+        await conn.execute("SET work_mem = '64kB'; SET statement_timeout = '20s'")
+        await ConflictHistory(_SCHEMA, slot_id).prune(conn, 3600, 12_000)
+        assert target_db.rows(f"SELECT n_forgotten FROM {_SCHEMA}.slots") == [(12_000,)]
+        assert await listing.drop(conn, _SCHEMA, slot_id, listing.Filter()) == 12_000
+    assert target_db.rows(f"SELECT n_forgotten FROM {_SCHEMA}.slots") == [(24_000,)]
+
+
 async def test_a_replayed_delete_of_a_null_takes_no_composite_of_nulls(target_db: Database) -> None:
     """Without a key rows are found by their values, and a composite of NULLs is another one."""
     target_db.execute("CREATE TYPE two AS (x int, y int); CREATE TABLE t (c two); INSERT INTO t VALUES ((NULL, NULL))")

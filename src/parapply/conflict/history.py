@@ -46,23 +46,25 @@ _WRITE: Final = (
 
 #: A character has no equivalent in the target's encoding.
 NO_CHARACTER: Final = "22P05"
+_IS_LACKING: Final = "outcome IN ('skipped', 'kept_local') AND replayed_at IS NULL"
 #: Changes of the publisher that rows of the target lack. Where a copy of the table is of a later LSN, none is missing.
 LEFT_OUT: Final = (
-    "outcome IN ('skipped', 'kept_local') AND replayed_at IS NULL AND NOT EXISTS"
+    f"{_IS_LACKING} AND NOT EXISTS"
     " (SELECT FROM {s}.copies AS t WHERE t.slot_id = conflicts.slot_id AND t.schema_name = conflicts.schema_name"
     " AND t.table_name = conflicts.table_name AND t.state = 'copied' AND t.start_lsn >= conflicts.remote_lsn)"
 )
 #: Columns that name a change of a slot, which may have several rows: one that stopped it, then one of its skip.
 CHANGE: Final = ("remote_lsn", "change_no", "schema_name", "table_name", "operation")
 _CHANGE: Final = ", ".join(CHANGE)
-#: Drops what a condition names, with $1 the slot, and returns how many; of changes left out the number is kept.
+#: Drops what a condition names, with $1 the slot, and returns how many. Of changes left out that lose their last row
+#: the number is kept. The rows of each are counted by the unique index, because a long history may be dropped.
 DROPPING: Final = (
-    f"WITH dropped AS (DELETE FROM {{s}}.conflicts WHERE CONDITION RETURNING conflict_id, {_CHANGE},"  # noqa: S608  own text
-    f" {LEFT_OUT} AS is_left_out), noted AS (UPDATE {{s}}.slots AS s SET n_forgotten = s.n_forgotten +"
-    f" (SELECT pg_catalog.count(DISTINCT ({_CHANGE})) FROM dropped AS d WHERE d.is_left_out"
-    f" AND d.remote_lsn > s.begin_lsn AND ({_CHANGE}) NOT IN (SELECT {_CHANGE} FROM {{s}}.conflicts"
-    f" WHERE conflicts.slot_id = $1::int AND {LEFT_OUT}"
-    " AND conflicts.conflict_id NOT IN (SELECT conflict_id FROM dropped)))"
+    f"WITH dropped AS (DELETE FROM {{s}}.conflicts WHERE CONDITION RETURNING {_CHANGE}, {LEFT_OUT} AS is_left_out,"  # noqa: S608  own text
+    " (SELECT pg_catalog.count(*) FROM {s}.conflicts AS o WHERE o.slot_id = conflicts.slot_id AND"
+    f" ({', '.join([f'o.{name}' for name in CHANGE])}) = ({', '.join([f'conflicts.{name}' for name in CHANGE])})"
+    f" AND {_IS_LACKING}) AS n_rows), noted AS (UPDATE {{s}}.slots AS s SET n_forgotten = s.n_forgotten +"
+    " (SELECT pg_catalog.count(*) FROM (SELECT FROM dropped AS d WHERE d.is_left_out AND d.remote_lsn > s.begin_lsn"
+    f" GROUP BY {_CHANGE} HAVING pg_catalog.count(*) = pg_catalog.max(n_rows)) AS f)"
     " WHERE s.slot_id = $1::int AND EXISTS (SELECT FROM dropped AS d WHERE d.is_left_out))"
     " SELECT pg_catalog.count(*) FROM dropped"
 )
