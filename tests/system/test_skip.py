@@ -135,7 +135,7 @@ _REFUSED_ROWS = {
     "small": ("INSERT INTO t VALUES (7, 'x')", True),
     "large": ("INSERT INTO t SELECT n, repeat('x', 15000) FROM generate_series(1, 600) AS n", False),
 }
-_REFUSING = """
+REFUSING = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'busy' USING ERRCODE = '55P03'; END $$;
 CREATE TRIGGER refuse BEFORE INSERT ON t FOR EACH ROW WHEN (NEW.id = 7) EXECUTE FUNCTION refuse();
 ALTER TABLE t ENABLE ALWAYS TRIGGER refuse;
@@ -149,7 +149,7 @@ def test_f24_what_is_always_to_be_tried_again_is_told_and_can_be_skipped(
 ) -> None:
     """An error that says so (55P03) is repeated whatever on_error says, and after some seconds that shows (F24)."""
     refused, is_end_known = _REFUSED_ROWS[way]
-    pair.create(_TABLE, f"{_TABLE}; {_REFUSING}")
+    pair.create(_TABLE, f"{_TABLE}; {REFUSING}")
     pair.write(refused)
     (lsn,) = _ends(pair)
     daemon = pair.start(settings={"apply.memory_limit_bytes": 16 << 20})

@@ -18,7 +18,7 @@ from tests.fixtures.pair import Pair, pair
 from tests.fixtures.proxy import CutProxy
 from tests.fixtures.route import Route
 from tests.fixtures.two_phase import TWO_PHASE, check_nothing_is_left, decide, n_prepared, stream_early, write_prepared
-from tests.system.test_skip import stopped_at
+from tests.system.test_skip import REFUSING, stopped_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -154,6 +154,19 @@ def test_only_a_rollback_is_left_out(pair: Pair, run_command: RunCommand) -> Non
     assert not again.events_of("transaction_skipped")
     assert n_prepared(pair.target) == 0
     check_nothing_is_left(pair.target)
+
+
+def test_it_is_not_shown_as_tried_again_once_it_is_left_out(pair: Pair) -> None:
+    """Nothing is tried any longer, and a daemon that says so is not ready and never rests (F24)."""
+    _new_slot(pair)
+    pair.target.execute(REFUSING)
+    daemon = pair.start(settings={**TWO_PHASE, "apply.stream_start_bytes": 0})
+    write_prepared(pair.source, "a", *_UNDONE)
+    daemon.wait_for_event("batch_failed")
+    decide(pair.source, "a", "ROLLBACK")
+    daemon.wait_for_event("prepare_left_out")
+    pair.target.wait_until("SELECT state = 'running' AND reason = '' FROM parapply.progress")
+    _check(pair, daemon, left_out=1)
 
 
 @pytest.mark.in_turn("streaming")

@@ -139,6 +139,7 @@ class LargeApply:
         if not self._kit.is_applied(last.end_lsn):
             return False
         await self._session.rollback()
+        self._repair.succeeded()
         self._job.left_out("committed before the start")
         return True
 
@@ -181,6 +182,7 @@ class LargeApply:
         if isinstance(stop, RolledBack) or await self._kit.two_phase.is_rolled_back(last.event):
             assert isinstance(last.event, Prepare | StreamPrepare), "the last piece or event of what is prepared"
             await self._target.leave_out(self._job, last.event, last)
+            self._repair.succeeded()
             return
         if self._conflict_handler.skips.find(last.commit_lsn, last.end_lsn) is not None:
             await self._send_again(last)
