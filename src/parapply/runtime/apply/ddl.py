@@ -56,6 +56,8 @@ _TAKEN: Final = (
 _PLANNER: Final = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
 #: A command whose tag is another one once it has run.
 _MADE_AND_FILLED: Final = ("CREATE MATERIALIZED VIEW", "SELECT")
+#: A statement of the open transaction has failed before.
+_ABORTED: Final = "25P02"
 _SKIPPED: Final = "its transaction is skipped"
 _LEFT_OUT_HINT: Final = "the target is as it was; run the command there by hand if its tables are replicated"
 
@@ -139,6 +141,8 @@ class PiecesWithCommands(Pieces):
         try:
             await self._tables.resolve_inside(relations, self._session.ask)
         except StatementFailed as failure:
+            if failure.sqlstate == _ABORTED:
+                return  # by a query about a conflict, whose own error is judged: it would come again each time
             raise TargetLost(f"target: tables could not be looked up after a command: {failure.sqlstate}") from failure
 
     async def _command(self, judged: JudgedCommand, end: Transaction) -> None:

@@ -189,11 +189,13 @@ class LargeApply:
         if isinstance(stop, TargetRefused):
             raise stop
         # Deferred checks can wait for another session, and the pieces are not kept.
-        is_in_the_way = isinstance(stop, DataFailed) and classify(stop.failure) is FailureClass.AGAIN
-        if isinstance(stop, Unwanted) or is_in_the_way:
+        in_the_way = stop if isinstance(stop, DataFailed) and classify(stop.failure) is FailureClass.AGAIN else None
+        if isinstance(stop, Unwanted) or in_the_way:
             # Known by its end now, so it is not cancelled for another one's sake a second time.
             self._conflict_handler.skips.read_to_end(last.commit_lsn, last.end_lsn)
-            why = "another session was in the way of its end" if is_in_the_way else "it is not to be skipped"
+            why: object = "it is not to be skipped"
+            if in_the_way:
+                why = apply_failed(in_the_way.failure, in_the_way.command, last.xid, last.end_lsn, is_retried=True)
             raise TargetLost(f"the large transaction that ends at {format_lsn(last.end_lsn)} is sent again: {why}")
         if isinstance(stop, CommandFailed):
             self._stop_at(command_failed(stop, last, is_retried=self._is_repeated))

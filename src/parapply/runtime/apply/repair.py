@@ -293,7 +293,9 @@ class PieceRepair:
             judged = classify(failure)
             if judged is FailureClass.AGAIN:
                 self.check_wanted()
-                raise TargetLost("target: a large transaction met another session; it is sent again") from failure
+                command, end = command_of(failure, settler.commands), self.end_of(piece)
+                error = apply_failed(failure, command, end.xid, end.end_lsn, is_retried=True)
+                raise TargetLost(f"target: a large transaction with a conflict is sent again: {error}") from failure
             # An error of the data may look the same, and would come again each time.
             if judged is FailureClass.STALE and await self._repair.have_changed(settler.commands, refresh):
                 raise TargetLost("target: tables of a large transaction have changed; it is sent again") from failure

@@ -12,7 +12,9 @@ import pytest
 from parapply.errors import StatementFailed, TargetLost, TargetRefused
 from parapply.model import Transaction
 from parapply.plan.table import Plans
+from parapply.runtime.apply.ddl import PiecesWithCommands
 from parapply.runtime.apply.pieces import Pieces, PlannedPiece
+from parapply.runtime.apply.repair import DataFailed, PieceRepair, Repair
 from parapply.target.sql.commands import CommandBuilder
 
 if TYPE_CHECKING:
@@ -84,3 +86,46 @@ async def test_a_count_that_code_has_changed_is_no_conflict_once_the_plans_know_
     pieces._job, pieces._tables = SimpleNamespace(attempts=1), SimpleNamespace(plans_from=lambda _: Plans())
     await pieces._execute_rows(PlannedPiece(Transaction(1, 0, 0), {}, None, [], {}))
     assert calls == ["piece", "undo", "learns", "piece"]
+
+
+async def _settled(failure: StatementFailed) -> None:
+    """Settle a piece whose transaction has run a command, where a query about its conflict fails."""
+
+    class Settler:
+        commands = ()
+
+        async def apply(self, *changes: object) -> None:
+            del changes
+            raise failure
+
+    async def ask(*query: object) -> None:
+        del query
+        raise StatementFailed("current transaction is aborted", sqlstate="25P02")
+
+    async def is_rolled_back(event: object) -> bool:
+        del event
+        return False
+
+    inner: Any = Repair.__new__(Repair)
+    inner._kit = SimpleNamespace(tables=SimpleNamespace(plans=Plans()))
+    inner.settler = lambda _: Settler()
+    repair: Any = PieceRepair.__new__(PieceRepair)
+    repair._repair, repair._end, repair._two_phase = inner, None, SimpleNamespace(is_rolled_back=is_rolled_back)
+    repair._job = SimpleNamespace(counts=SimpleNamespace(n_changes=0), is_unwanted=False)
+    repair._conflict_handler = SimpleNamespace(is_to_skip=lambda _: False)
+    pieces: Any = PiecesWithCommands.__new__(PiecesWithCommands)
+    pieces._has_run, pieces._session = True, SimpleNamespace(ask=ask)
+    pieces._tables = SimpleNamespace(resolve_inside=lambda _, ask: ask())
+    await repair.settle(Transaction(7, 0, 0), (), pieces._refresh)
+
+
+async def test_a_query_about_a_conflict_that_fails_each_time_stops_a_transaction_with_commands() -> None:
+    """Its session can be asked nothing more then, not even whether a table has changed; sent again it fails again."""
+    with pytest.raises(DataFailed, match="no operator"):
+        await _settled(StatementFailed("no operator", sqlstate="42883"))
+
+
+async def test_a_transaction_that_is_sent_again_for_another_session_says_what_failed() -> None:
+    """An error that only looks like one would never be known otherwise (F24)."""
+    with pytest.raises(TargetLost, match=r"lock_not_available \(55P03\); transaction 7, not ended yet"):
+        await _settled(StatementFailed("busy", sqlstate="55P03"))
