@@ -456,11 +456,13 @@ class CommandBuilder:
             new: Row = []
             present: tuple[int, ...] = ()
             prepared = statements.row_delete()
+            is_moved = True
             operation: Operation = "delete"
         else:
             old, new = read_update(frame, len(plan.columns))
             present = tuple([position for position, value in enumerate(new) if value is not UNCHANGED])
-            prepared = statements.row_update(present, is_key_moved=old is not None and _is_moved(plan, old, new))
+            is_moved = old is not None and _is_moved(plan, old, new)
+            prepared = statements.row_update(present, is_key_moved=is_moved)
             operation = "update"
         if plan.is_full and old is None:
             raise ProtocolError(chr(kind), 5, "the old row of a table with REPLICA IDENTITY FULL is missing")
@@ -474,7 +476,7 @@ class CommandBuilder:
             # A trigger may veto the change (trap T-43): a separate statement asks whether the row exists. An update of
             # nothing but ALWAYS identity columns also asks whether they have the new value already (trap T-50).
             identity = tuple([position for position in present if plan.columns[position].is_identity_always])
-            exists = statements.row_update(identity) if identity else statements.row_exists()
+            exists = statements.row_update(identity) if identity else statements.row_exists(frees_key=is_moved)
             values = [_text(new[position], frame) for position in exists.positions]
             values += [_text(found[position], frame) for position in exists.old_positions]
             asked: Operation = "delete" if operation == "delete" else "exists"

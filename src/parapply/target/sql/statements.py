@@ -222,16 +222,18 @@ class Statements:
         self._check_updates()
         return self._cached("row_delete", (), self._build_row_delete)
 
-    def row_exists(self) -> Sql:
+    def row_exists(self, *, frees_key: bool = False) -> Sql:
         """Return a SELECT of one row if the old row exists, to know a trigger's veto from a missing row (trap T-43).
 
-        It is locked, so that no session moves it before the change looks for it; against no check of a foreign key.
+        It is locked as the change will, so that no session moves it before the change looks for it. That keeps checks
+        of foreign keys out only if it `frees_key`; a lock raised later would meet sessions that have checked already.
 
         Raises:
             TargetRefused: the plan allows no updates, so rows cannot be found.
         """
         self._check_updates()
-        return self._cached("row_exists", (), lambda: self._build_select((), is_set=False))
+        lock = self._lock.replace("NO KEY ", "") if frees_key else self._lock
+        return self._cached("row_exists", (int(frees_key),), lambda: self._build_select((), lock))
 
     def set_foreign(self) -> Sql:
         """Return a SELECT of a row if one of many rows is missing, or was last written by another origin.
@@ -318,7 +320,7 @@ class Statements:
         changed = [position for position in settable if position not in fixed] or settable[:1]
         guarded = self._guarded(present)
         if not changed:
-            return self._build_select(guarded, is_set=True)
+            return self._build_select(guarded)
         positions = tuple(sorted({*self._used(changed), *guarded, *keys}))
         assignments = ", ".join(f"{self._names[position]} = {self._element(position)}" for position in changed)
         return _sql(
@@ -393,7 +395,7 @@ class Statements:
         changed = [position for position in self.assigned(present) if not self._column(position).is_identity_always]
         values, taken = self.row_values(changed)
         if not changed:
-            return self._build_select(guarded, is_set=False)
+            return self._build_select(guarded, self._lock)
         positions = (*taken, *guarded)
         pairs = zip(changed, values, strict=True)
         assignments = ", ".join(f"{self._names[position]} = {value}" for position, value in pairs)
@@ -406,9 +408,12 @@ class Statements:
         where, old_positions = self._found_row(first=1)
         return _sql(f"DELETE FROM {self._only} AS t WHERE {where}", (), old_positions)
 
-    def _build_select(self, guarded: tuple[int, ...], *, is_set: bool) -> Sql:
-        """Return a SELECT that counts the rows found: for updates in which nothing can be set, and for row_exists."""
-        if is_set:
+    def _build_select(self, guarded: tuple[int, ...], lock: str | None = None) -> Sql:
+        """Return a SELECT that counts the rows found: for updates in which nothing can be set, and for row_exists.
+
+        It is a set form without a `lock`, which may be empty.
+        """
+        if lock is None:
             keys = self.plan.key_positions
             positions = tuple(sorted({*keys, *guarded}))
             joined = self._joined((*keys, *guarded)) + self._mine
@@ -416,7 +421,7 @@ class Statements:
             return _sql(text, positions, type_oids=self._type_oids(positions))
         guards = self._guards(guarded, first=1)
         where, old_positions = self._found_row(first=len(guarded) + 1)
-        return _sql(f"SELECT 1 FROM {self._only} AS t WHERE {where}{guards}{self._lock}", guarded, old_positions)
+        return _sql(f"SELECT 1 FROM {self._only} AS t WHERE {where}{guards}{lock}", guarded, old_positions)
 
     def _build_set_foreign(self) -> Sql:
         keys = self.plan.key_positions

@@ -306,11 +306,16 @@ def test_where_triggers_act_the_row_is_looked_for_instead_of_counted() -> None:
         plans,
         build.insert(cells("1", "a", "b"), oid=oid),
         build.update(cells("1", "c", "d"), oid=oid),
-        build.delete(key=cells("1", None, None), oid=oid),
+        build.update(cells("2", "c", "d"), key=cells("1", None, None), oid=oid),
+        build.delete(key=cells("2", None, None), oid=oid),
     )
     made = CommandBuilder().in_order(ordered_changes(one, plans))
-    assert [command.operation for command in made] == ["insert", "exists", "update", "delete", "delete"]
-    assert [command.expected for command in made] == [ANY_COUNT, 1, ANY_COUNT, 1, ANY_COUNT]
+    assert [command.operation for command in made] == [
+        "insert", "exists", "update", "exists", "update", "delete", "delete"
+    ]  # fmt: skip
+    assert [command.expected for command in made] == [ANY_COUNT, 1, ANY_COUNT, 1, ANY_COUNT, 1, ANY_COUNT]
+    locks = [command.prepared.text.rpartition(b" FOR ")[2] for command in made if command.expected == 1]
+    assert locks == [b"NO KEY UPDATE OF t", b"UPDATE OF t", b"UPDATE OF t"]
 
 
 def test_a_table_whose_trigger_has_vetoed_a_change_is_asked_first() -> None:

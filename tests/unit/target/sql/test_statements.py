@@ -131,10 +131,16 @@ def test_key_columns_are_set_only_where_their_text_can_change() -> None:
 
 
 def test_a_role_that_may_lock_no_row_asks_without_a_lock() -> None:
-    """Where only inserts and deletes are published UPDATE is not granted, which every lock of a row needs."""
+    """Where only inserts and deletes are published UPDATE is not granted, which every lock of a row needs.
+
+    A lock is as strong as the change's own: a session with a new child row would meet one that is raised later.
+    """
     plan = statements(COLUMNS, ["id"]).plan
-    unlocked = Statements(plan, may_lock_rows=False).row_exists().text
-    assert Statements(plan).row_exists().text == unlocked + b" FOR NO KEY UPDATE OF t"
+    unlocked = Statements(plan, may_lock_rows=False)
+    text = unlocked.row_exists().text
+    assert unlocked.row_exists(frees_key=True).text == text
+    assert Statements(plan).row_exists().text == text + b" FOR NO KEY UPDATE OF t"
+    assert Statements(plan).row_exists(frees_key=True).text == text + b" FOR UPDATE OF t"
 
 
 def test_partitioned_tables_are_written_without_only() -> None:
