@@ -147,8 +147,9 @@ def apply_failed(  # noqa: PLR0913  what the line is made of
         reason += " the TRUNCATE does not empty here"
         hint = _CASCADE_HINT
     elif operation == "origin":
-        is_there = not kind.endswith("_missing")
-        reason = "the row was last written by another origin" if is_there else "the row is not there"
+        reason = "the row is not there" if kind.endswith("_missing") else "the row was last written by another origin"
+        # Else it was neither when it was looked at, each time.
+        reason = reason if stop else "another session kept replacing the row"
     elif failure.sqlstate:
         reason = f"{condition(failure.sqlstate)} ({failure.sqlstate})"
         violated = (stop.conflict.constraints if stop else ()) or (failure.constraint,)
