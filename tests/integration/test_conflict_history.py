@@ -146,7 +146,7 @@ async def test_a_long_history_is_dropped_in_time_that_grows_with_its_length(targ
         ((slot_id,),) = target_db.rows(f"UPDATE {_SCHEMA}.slots SET begin_lsn = '0/0' RETURNING slot_id")
         target_db.execute(
             f"INSERT INTO {_SCHEMA}.conflicts ({columns}, change_no) SELECT {columns}, n FROM {_SCHEMA}.conflicts,"
-            " generate_series(2, 24000) AS n"
+            f" generate_series(2, 24000) AS n; ANALYZE {_SCHEMA}.conflicts"
         )
         await conn.execute("SET work_mem = '64kB'; SET statement_timeout = '20s'")
         await ConflictHistory(_SCHEMA, slot_id).prune(conn, 3600, 12_000)

@@ -160,7 +160,7 @@ def test_it_is_not_shown_as_tried_again_once_it_is_left_out(pair: Pair) -> None:
     """Nothing is tried any longer, and a daemon that says so is not ready and never rests (F24)."""
     _new_slot(pair)
     pair.target.execute(REFUSING)
-    daemon = pair.start(settings=TWO_PHASE)
+    daemon = pair.start(settings={**TWO_PHASE, "apply.stream_start_bytes": 0})
     write_prepared(pair.source, "a", *_UNDONE)
     daemon.wait_for_event("batch_failed")
     decide(pair.source, "a", "ROLLBACK")
