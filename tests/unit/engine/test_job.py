@@ -21,7 +21,7 @@ def test_pauses_double_up_to_their_limits() -> None:
     assert pauses[-1] == 1.0
     assert [attempts.error_s() for _ in range(6)] == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
     text = (Path(__file__).parents[3] / "docs" / "CONFLICTS.md").read_text(encoding="utf-8")
-    assert "with growing pauses, at most 5 s;" in text
+    assert "with pauses up to 5 s;" in text
 
 
 def test_what_is_tried_again_for_long_is_told_at_growing_intervals() -> None:
