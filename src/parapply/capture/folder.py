@@ -36,6 +36,7 @@ from parapply.capture.blocks import (
 )
 from parapply.errors import CaptureFull, CaptureRefused, CaptureTorn, ConfigError
 from parapply.source.history import end_of
+from parapply.wire.partitions import FramedPartitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -256,6 +257,7 @@ class CaptureWriter:
         self._open: tuple[int, ...] = ()
         #: Announcements that hold, by OID, whole frames outside of any stream. Written by the caller.
         self.relations: dict[int, bytes] = {}
+        self.partitions = FramedPartitions()
         try:
             made = [one for one in (folder, *folder.parents) if not one.exists()]
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -378,7 +380,7 @@ class CaptureWriter:
         self.n_bytes += len(FILE_MARK)
         self._append_head(BlockKind.HEAD, encode(FileHead(capture=self._capture, file=self._file)), time_us)
         if self.relations:
-            known = frames_body(self._open, [FrameGroup(time_us, list(self.relations.values()))])
+            known = frames_body(self._open, [FrameGroup(time_us, self.partitions.in_order(self.relations))])
             self._append_head(BlockKind.RELATIONS, known, time_us)
 
     def _append_head(self, kind: BlockKind, body: bytes, time_us: int) -> None:

@@ -116,7 +116,7 @@ class Recorder:
 
         Raise CaptureRefused if a table cannot be redacted, ProtocolError if a frame cannot be read.
         """
-        append, redacted = self._frames.append, self._redacted
+        append, redacted, partitions = self._frames.append, self._redacted, self._writer.partitions
         for frame in frames:
             kind = frame[_KIND_AT] if len(frame) > _KIND_AT else 0
             kept = frame
@@ -128,6 +128,10 @@ class Recorder:
             self._bytes += len(kept)
             if kind not in _ROWS:
                 self._look(frame)
+            elif partitions.near:
+                at = XID.stop if self._is_in_stream else XID.start
+                # A TRUNCATE has no OID there.
+                partitions.meet(int.from_bytes(frame[at : at + 4]) if kind != _TRUNCATE else 0, is_change=True)
 
     def write(self, *, is_end: bool = False) -> bool:
         """Write all up to the last moment between two transactions; return whether something was written.
@@ -212,6 +216,7 @@ class Recorder:
         if self._redacted is not None:
             self._redacted.announce(_announced(relation, self._known[relation.oid]), self._types)
         self._oids.add(relation.oid)
+        self._writer.partitions.meet(relation.oid, is_change=False)
         bare = bare[:1] + bytes(_KIND_AT - 1) + bare[_KIND_AT:]
         self._announced.append((len(self._frames), relation.oid, bare))
 
@@ -235,6 +240,7 @@ class Recorder:
 
 
 _RELATION: Final = ord("R")
+_TRUNCATE: Final = ord("T")
 _MARKS: Final = frozenset({b"C", b"S", b"E", b"c", b"A", b"P", b"K", b"r", b"p"})
 
 

@@ -28,6 +28,7 @@ from parapply.wire.messages import (
     StreamCommit,
     StreamPrepare,
 )
+from parapply.wire.partitions import FramedPartitions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,6 +88,8 @@ class After:
         #: transaction begins.
         self._in_force: dict[bytes, int] = {}
         self._due: dict[bytes, tuple[int, bytes]] = {}
+        #: As in transactions that are left out, and at the beginning of a file.
+        self._partitions = FramedPartitions()
         #: Frames from the beginning or the PREPARE of a late transaction on; and the end of the last one that was late.
         self._late: list[bytes] = []
         self._late_lsn = 0
@@ -98,12 +101,15 @@ class After:
         kept: list[bytes] = []
         for frame in self._decided(frames):
             kind = frame[KIND]
+            if kind in _BEGINS:
+                self._partitions.near.clear()
             if kind in _ENDS:
                 kept += self._end(kind, frame)
             elif kind in _IN_STREAMS:
                 kept += self._note(kind, frame)
             elif self._is_left_out:
-                continue
+                if self._partitions.near:
+                    self._partitions.meet(0 if kind == b"T" else int.from_bytes(frame[_OID]), is_change=True)
             elif kind != b"B":
                 kept.append(frame)
             elif self._is_over or int.from_bytes(frame[_BEGIN_LSN]) >= self._lsn:
@@ -150,6 +156,7 @@ class After:
             self._announced.setdefault(self._xid, []).append((self._n_announced, bare))
         else:
             self._n_announced += 1
+            self._partitions.meet(int.from_bytes(frame[_OID]), is_change=False)
             self._put_in_force(self._n_announced, frame, is_due=not self._is_inside)
             return [frame] if self._is_inside else []
         return [frame]
@@ -167,7 +174,7 @@ class After:
         if due:
             self._n_moved = self._n_announced
         self._is_inside = True
-        return [*[one for _, one in due], frame]
+        return [*self._partitions.in_order({int.from_bytes(one[_OID]): one for _, one in due}), frame]
 
     def _end(self, kind: bytes, frame: bytes) -> list[bytes]:
         message = decode(frame[KIND.start :])
@@ -196,6 +203,7 @@ class After:
         return [frame]
 
 
+_BEGINS: Final = frozenset({b"B", b"b"})
 _IN_STREAMS: Final = frozenset({b"S", b"E", b"A", b"R"})
 _PREPARES: Final = frozenset({b"b", b"P", b"p"})
 _ENDS: Final = frozenset({b"C", b"c", b"K", b"r", *_PREPARES})

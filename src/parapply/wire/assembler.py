@@ -303,6 +303,12 @@ class Assembler:
         if relation.oid == self._queue_oid:
             self.queue, self._queue_oid = None, 0
         self._settle()
+        if current is None and self._chunk is None:
+            before = self._loose_relations[-2:]
+            if len(before) > 1 and before[0].oid == relation.oid:
+                # By a capture (`FramedPartitions`), whose reader leaves out the change between them.
+                self._partitions.note(before[0], before[1])
+                self._loose_relations[-2:] = before[1:]
         relation = self._partitions.narrowed(relation)
         if self._chunk is not None:
             self._note_xid(self._chunk, message.xid or self._chunk.xid)

@@ -18,7 +18,7 @@ from parapply.model import Relation
 from parapply.wire.rows import KIND_AT, MARK_AT, RELATION_AT, TRUNCATE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from parapply.model import Transaction
 
@@ -57,8 +57,8 @@ class Partitions:
         if not behind:
             return True
         self._met = None
-        if isinstance(leaf, Relation) and _is_of(behind[0], root) and _columns(root) <= _columns(leaf):
-            self._note(root, leaf)
+        if isinstance(leaf, Relation) and _is_of(behind[0], root):
+            self.note(root, leaf)
             found = self._narrowed(root)
             if found != before:
                 transaction.changes[at] = found
@@ -68,7 +68,10 @@ class Partitions:
     def _narrowed(self, root: Relation) -> Relation:
         return narrowed(root, [keys for keys, oids in self._known.get(root.oid, {}).items() if oids])
 
-    def _note(self, root: Relation, leaf: Relation) -> None:
+    def note(self, root: Relation, leaf: Relation) -> None:
+        """Take two relations that were announced for a change of the first."""
+        if not _columns(root) <= _columns(leaf):
+            return
         known = self._known.setdefault(root.oid, {})
         for oids in known.values():
             oids.discard(leaf.oid)
@@ -76,6 +79,33 @@ class Partitions:
         # Without any it has inserts alone.
         if keys and leaf.replica_identity != "f":
             known.setdefault(keys, set()).add(leaf.oid)
+
+
+class FramedPartitions:
+    """Finds announcements of a root and its partition in frames, for readers that miss the change behind them."""
+
+    def __init__(self) -> None:
+        """Know of no partition."""
+        #: OIDs of roots by OIDs of their partitions, and those announced since the last change or transaction.
+        self._roots: dict[int, int] = {}
+        self.near: list[int] = []
+
+    def meet(self, oid: int, *, is_change: bool) -> None:
+        """Take a change, or an announcement: in `in_order` a root comes again behind its partition."""
+        if self.near[-2:-1] == [oid]:
+            self._roots[self.near[-1]] = oid
+        self.near = [] if is_change else [*self.near[-1:], oid]
+
+    def in_order(self, frames: Mapping[int, bytes]) -> list[bytes]:
+        """Return announcements, by OID, in an order that shows partitions: before and behind each comes its root."""
+        groups: dict[int, list[int]] = {}
+        for oid in frames:
+            root = self._roots.get(oid, oid)
+            groups.setdefault(root if root in frames else oid, []).append(oid)
+        found = []
+        for root, oids in groups.items():
+            found += [part for oid in oids if oid != root for part in (frames[root], frames[oid])] + [frames[root]]
+        return found
 
 
 def _is_of(change: bytes | Relation, root: Relation) -> bool:

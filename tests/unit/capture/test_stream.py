@@ -31,6 +31,7 @@ from parapply.wire.messages import (
     StreamCommit,
     StreamPrepare,
 )
+from parapply.wire.partitions import FramedPartitions
 from tests import build
 from tests.fixtures.recorded import STREAMS, frames_of
 
@@ -142,6 +143,48 @@ def test_an_announcement_comes_in_force_as_if_nothing_was_left_out(ends: tuple[s
             # Of the first one a file has only what it announced.
             left = _in_force(After(lsn, begin_lsn=0, is_parallel=True).take([frames[1], *frames[3:]]))
             assert left == {end: column for end, column in whole.items() if end > lsn}, (words, lsn)
+
+
+def _of(oid: int, identity: str, *keys: str) -> bytes:
+    columns = [build.ColumnSpec(name, flags=int(name in keys)) for name in ("a", "b")]
+    return build.xlog_data(build.relation(*columns, oid=oid, name=f"t{oid}", replica_identity=identity))
+
+
+def _root_of(frames: list[bytes]) -> list[tuple[str, list[str]]]:
+    """Return identity and key of the root as the last transaction has it, as often as it is announced there."""
+    roots = [one for one in _read(frames)[-1].relations if one.oid == 1]
+    return [(one.replica_identity, [column.name for column in one.columns if column.is_key]) for one in roots]
+
+
+def test_a_root_keeps_what_old_rows_of_its_partitions_hold() -> None:
+    """Where the change is left out that showed them, and in a later file, whose head has the announcements (T-28)."""
+    insert = build.xlog_data(build.insert(build.row(build.null(), build.null()), oid=1))
+    begins = [build.xlog_data(build.begin(final_lsn=lsn)) for lsn in (100, 200, 300)]
+    ends = [build.xlog_data(build.commit(commit_lsn=lsn, end_lsn=lsn + 10)) for lsn in (100, 200, 300)]
+    root = _of(1, "f", "a", "b")
+    first = [begins[0], _of(7, "f", "a", "b"), _of(8, "d", "a"), root, _of(2, "d", "a"), insert]
+    first += [root, _of(3, "f", "a", "b"), insert, ends[0]]
+    last = [begins[1], insert, ends[1]]
+    held = ("d", ["a"])
+    after = After(110, begin_lsn=0, is_parallel=False)
+    assert _root_of(after.take([*first, *last])) == [held]
+    # Known for good, also where the root is announced again behind that.
+    again = [begins[2], root, _of(3, "f", "a", "b"), insert, ends[2]]
+    after = After(110, begin_lsn=0, is_parallel=False)
+    assert _root_of(after.take([*first, *last, *again])) == [held]
+    # As the head of a file has them, in the order of which a reader learns as much.
+    partitions = FramedPartitions()
+    for oid in (7, 8, 1, 2):
+        partitions.meet(oid, is_change=False)
+    partitions.meet(1, is_change=True)
+    head = partitions.in_order({7: _of(7, "f", "a", "b"), 1: root, 8: _of(8, "d", "a"), 2: _of(2, "d", "a")})
+    after = After(110, begin_lsn=0, is_parallel=False)
+    assert _root_of(after.take([*head, *last])) == [held]
+    # A table next to it is no partition.
+    prepared = [build.begin_prepare(prepare_lsn=50, end_lsn=60), build.prepare(prepare_lsn=50, end_lsn=60)]
+    for begin, end in ((begins[0], ends[0]), _wire(prepared)):
+        after = After(110, begin_lsn=0, is_parallel=False)
+        assert _root_of(after.take([root, _of(8, "d", "a"), begin, insert, end, *last])) == [("f", ["a", "b"])]
 
 
 def test_a_transaction_without_room_is_refused_only_if_nothing_was_applied_in_between(tmp_path: Path) -> None:

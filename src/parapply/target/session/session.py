@@ -458,7 +458,8 @@ class WorkerSession:
     async def run_command(self, values: Mapping[str, str], role: str, schema: str, command: str) -> bytes:
         """Run one command in the open transaction behind a savepoint, under settings and a role; return its tag.
 
-        A server takes one command only in this form. Whatever it has left of settings and role is taken back.
+        A server takes one command only in this form. Whatever it has left of settings and role is taken back, so
+        its COMMIT is as durable as others, unless a deferred trigger of rows that its functions wrote sets them again.
 
         Args:
             values: of settings, for the command.
