@@ -47,7 +47,8 @@ def stopped_at(pair: Pair, daemon: Daemon) -> str:
 def _ends(pair: Pair) -> list[str]:
     """Return the end LSN of every transaction that waits in the slot, which no session reads.
 
-    As the stream says it: the publisher's insert position may lie after other WAL, or a page's header.
+    As the stream says it: the publisher's insert position may lie after other WAL, or a page's header. A daemon must
+    have read the slot before, because one without a state refuses a slot that has been read.
     """
     sent = pair.source.rows(
         f"SELECT data FROM pg_logical_slot_peek_binary_changes('{pair.route.slot}', NULL, NULL,"
@@ -152,6 +153,8 @@ def test_f24_what_is_always_to_be_tried_again_is_told_and_can_be_skipped(
     """An error that says so (55P03) is repeated whatever on_error says, and after some seconds that shows (F24)."""
     refused, is_end_known = _REFUSED_ROWS[way]
     pair.create(_TABLE, f"{_TABLE}; {REFUSING}")
+    pair.drain()
+    wait_until_gone(pair.route)
     pair.write(refused)
     (lsn,) = _ends(pair)
     daemon = pair.start(settings={"apply.memory_limit_bytes": 16 << 20})
@@ -307,6 +310,8 @@ def test_t70_a_large_transaction_that_the_target_refuses_is_skipped(pair: Pair, 
     """A refusal is known before its end, by which it is skipped."""
     pair.create(_TABLE, _TABLE.replace(" PRIMARY KEY", ""))
     settings: Mapping[str, str | float] = {"apply.memory_limit_bytes": 16 << 20}
+    pair.drain(settings=settings)
+    wait_until_gone(pair.route)
     pair.write_one(
         "INSERT INTO t VALUES (1, 'a')",
         "UPDATE t SET v = 'b'",
