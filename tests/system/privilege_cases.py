@@ -79,7 +79,7 @@ CASES: Final = (
     Case(
         "CREATE on the database", "target",
         "REVOKE CREATE ON DATABASE {database} FROM {role}", "GRANT CREATE ON DATABASE {database} TO {role}",
-        "init --set target.state_schema=another", 4,
+        "init --despite slot_read --set target.state_schema=another", 4,
         ("state_schema: role ", 'may not create schema "another"', "GRANT CREATE ON DATABASE"),
     ),
     Case(

@@ -108,7 +108,8 @@ class After:
             elif kind in _IN_STREAMS:
                 kept += self._note(kind, frame)
             elif self._is_left_out:
-                if self._partitions.near:
+                # A type is announced between two tables.
+                if self._partitions.near and kind in _ROWS:
                     self._partitions.meet(0 if kind == b"T" else int.from_bytes(frame[_OID]), is_change=True)
             elif kind != b"B":
                 kept.append(frame)
@@ -156,7 +157,8 @@ class After:
             self._announced.setdefault(self._xid, []).append((self._n_announced, bare))
         else:
             self._n_announced += 1
-            self._partitions.meet(int.from_bytes(frame[_OID]), is_change=False)
+            if not self._is_inside:
+                self._partitions.meet(int.from_bytes(frame[_OID]), is_change=False)
             self._put_in_force(self._n_announced, frame, is_due=not self._is_inside)
             return [frame] if self._is_inside else []
         return [frame]
@@ -204,6 +206,7 @@ class After:
 
 
 _BEGINS: Final = frozenset({b"B", b"b"})
+_ROWS: Final = frozenset({b"I", b"U", b"D", b"T"})
 _IN_STREAMS: Final = frozenset({b"S", b"E", b"A", b"R"})
 _PREPARES: Final = frozenset({b"b", b"P", b"p"})
 _ENDS: Final = frozenset({b"C", b"c", b"K", b"r", *_PREPARES})

@@ -391,7 +391,11 @@ class _Collector:
             if value is None or value.kind is not ColumnKind.TEXT or value.value is None:
                 self._refuse(oid, "a change has not its whole key")
                 return
-            key.append(value.value.decode())
+            try:
+                key.append(value.value.decode())
+            except UnicodeDecodeError:
+                self._refuse(oid, "a key is no text in UTF-8")
+                return
         self._keys[oid].add(tuple(key))
         if len(self._keys[oid]) > _MOST_KEYS:
             self._refuse(oid, f"more than {_MOST_KEYS:,} of its rows have changed since")

@@ -162,7 +162,9 @@ def test_a_root_keeps_what_old_rows_of_its_partitions_hold() -> None:
     begins = [build.xlog_data(build.begin(final_lsn=lsn)) for lsn in (100, 200, 300)]
     ends = [build.xlog_data(build.commit(commit_lsn=lsn, end_lsn=lsn + 10)) for lsn in (100, 200, 300)]
     root = _of(1, "f", "a", "b")
-    first = [begins[0], _of(7, "f", "a", "b"), _of(8, "d", "a"), root, _of(2, "d", "a"), insert]
+    # Before each table that has a column of it.
+    mood = build.xlog_data(build.type_())
+    first = [begins[0], _of(7, "f", "a", "b"), _of(8, "d", "a"), mood, root, mood, _of(2, "d", "a"), insert]
     first += [root, _of(3, "f", "a", "b"), insert, ends[0]]
     last = [begins[1], insert, ends[1]]
     held = ("d", ["a"])

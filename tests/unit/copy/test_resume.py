@@ -7,9 +7,10 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parapply.copy.published import Leaf
-from parapply.copy.resume import left_of
+from parapply.copy.published import Leaf, PublishedTable
+from parapply.copy.resume import _Collector, left_of
 from parapply.target.state.copy_parts import CopiedPart
+from tests import build
 
 
 def _done(first: int, end: int | None) -> CopiedPart:
@@ -37,3 +38,16 @@ def test_every_page_is_in_one_part(cuts: set[int], keep: list[bool], pages: int,
         holding = [one for one in ranges if one[0] <= page and (one[1] is None or page < one[1])]
         assert len(holding) == 1, page
     assert all(part.pages >= 0 and part.estimated_rows >= 0 for part in left)
+
+
+def test_a_key_that_is_no_text_ends_the_looking_for_its_table() -> None:
+    """A publisher in SQL_ASCII sends bytes as they are: the table is copied from its start (T-61)."""
+    table = PublishedTable(
+        oid=1, schema="s", name="t", columns=("id",), types=(25,), modifiers=(-1,), row_filter="", key=("id",),
+        leaves=(),
+    )  # fmt: skip
+    reasons = {1: ""}
+    collector = _Collector({1: table}, {1: set()}, reasons)
+    collector.take(build.relation(build.ColumnSpec("id", 25, flags=1), oid=1))
+    collector.take(build.insert(build.row(build.text(b"\xe9")), oid=1))
+    assert reasons == {1: "a key is no text in UTF-8"}

@@ -146,7 +146,7 @@ def apply_failed(  # noqa: PLR0913  what the line is made of
         )
         reason += " the TRUNCATE does not empty here"
         hint = _CASCADE_HINT
-    elif operation == "origin":
+    elif operation == "origin" and not failure.sqlstate:
         reason = "the row is not there" if kind.endswith("_missing") else "the row was last written by another origin"
         # Else it was neither when it was looked at, each time.
         reason = reason if stop else "another session kept replacing the row"

@@ -60,6 +60,9 @@ def test_a_row_of_ours_is_not_said_to_be_another_origins() -> None:
     """A row that was missing when its writer was asked, and ours when it was looked at, time and again."""
     line = apply_failed(StatementFailed("", statement=0), command("origin"), 1, 2).line()
     assert ": another session kept replacing the row; transaction 1" in line
+    line = apply_failed(StatementFailed("", statement=0, sqlstate="55P03"), command("origin"), 1, 2).line()
+    assert "55P03" in line
+    assert "replacing" not in line
 
 
 @pytest.mark.parametrize(
