@@ -9,6 +9,7 @@ of the stream.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
@@ -30,22 +31,27 @@ if TYPE_CHECKING:
 #: The LSN of a copy that has none yet, after all others.
 _LATER: Final = 1 << 64
 
-#: Numbers in $2 of tables whose changes may change rows of the tables $1 in this session, be it by way of others, each
-#: with the number of one of these. Both are a text[] of names as SQL takes them.
+#: Numbers among $3 and $4 of tables whose changes may change rows of tables among $1 and $2 in this session, be it by
+#: way of others, each with the number of one of these. All are a text[], of schemas and of names: a cast to regclass
+#: would ask for privileges on the schemas.
 _PARENTS: Final = sql.SQL(
     "WITH RECURSIVE acting AS MATERIALIZED (SELECT DISTINCT k.conrelid, k.confrelid FROM pg_catalog.pg_constraint AS k"
     " JOIN pg_catalog.pg_trigger AS t ON t.tgconstraint = k.oid AND t.tgrelid = k.confrelid AND t.tgenabled IN ('A',"
     " CASE pg_catalog.current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END)"
     " WHERE k.contype = 'f' AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd'))),"
     " line (number, oid, is_parent) AS ("
-    " SELECT w.n, pg_catalog.to_regclass(w.name)::oid, false FROM unnest($1::text[]) WITH ORDINALITY AS w(name, n)"
+    " SELECT w.n, c.oid, false FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS w(schema_name, name, n)"
+    " JOIN pg_catalog.pg_namespace AS s ON s.nspname = w.schema_name"
+    " JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid AND c.relname = w.name"
     " UNION SELECT line.number, acting.confrelid, true FROM line CROSS JOIN LATERAL (SELECT line.oid"
     " UNION SELECT p.relid FROM pg_catalog.pg_partition_tree(line.oid) AS p"
     " UNION SELECT p.relid FROM pg_catalog.pg_partition_ancestors(line.oid) AS p) AS own(oid)"
     " JOIN acting ON acting.conrelid = own.oid)"
     " SELECT DISTINCT line.number, w.n FROM line CROSS JOIN LATERAL (SELECT line.oid"
     " UNION SELECT p.relid FROM pg_catalog.pg_partition_ancestors(line.oid) AS p) AS own(oid)"
-    " JOIN unnest($2::text[]) WITH ORDINALITY AS w(name, n) ON pg_catalog.to_regclass(w.name) = own.oid"
+    " JOIN pg_catalog.pg_class AS c ON c.oid = own.oid JOIN pg_catalog.pg_namespace AS s ON s.oid = c.relnamespace"
+    " JOIN unnest($3::text[], $4::text[]) WITH ORDINALITY AS w(schema_name, name, n)"
+    " ON w.schema_name = s.nspname AND w.name = c.relname"
     " WHERE line.is_parent ORDER BY 1, 2"
 )
 
@@ -90,20 +96,18 @@ async def check(  # noqa: PLR0913  what the look knows
     for start_lsn in {_LATER} if copied else {*lsns.values()} - {0}:
         children = [name for name, lsn in lsns.items() if lsn == start_lsn]
         parents = [name for name, lsn in lsns.items() if lsn < start_lsn]
-        quoted = [
-            [sql.Identifier(*config.mapping.target_of(name)).as_string(None) for name in some]
-            for some in (children, parents)
-        ]
+        here = [[config.mapping.target_of(name)[at] for name in some] for some in (children, parents) for at in (0, 1)]
         with target_errors("looking for foreign keys that act on copied rows"):
-            found = await rows(target, _PARENTS, quoted)
+            found = await rows(target, _PARENTS, here)
         if found:
             ahead = _texts([children[number - 1] for number, _ in found])
             behind = _texts([parents[number - 1] for _, number in found])
-            both = " --table ".join([*behind, *ahead])
+            both = " --table ".join(map(shlex.quote, [*behind, *ahead]))
             raise TargetRefused(
                 f"target: older changes of {', '.join(behind)} would change copied rows of {', '.join(ahead)} by"
                 " foreign keys with ON DELETE or ON UPDATE",
-                hint=f"copy them together: `parapply refresh --truncate --table {both}`",
+                hint=f"copy them together: `parapply refresh --truncate --table {both}`; or apply and copy with"
+                ' target.session_replication_role = "replica" until lowest_remote_lsn has passed all copies',
             )
 
 

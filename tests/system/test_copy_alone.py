@@ -178,6 +178,29 @@ def test_a_child_is_not_copied_ahead_of_its_parents_changes(  # noqa: PLR0917  f
     assert (daemon.exit_code(), f"rows of {child} by foreign keys" in daemon.failure) == (4, True)
 
 
+def test_tables_of_one_copy_are_not_ahead_of_each_other(
+    source_db: Database, target_db: Database, run_command: RunCommand, start_daemon: StartDaemon
+) -> None:
+    """A daemon that looks at a copy's notes, because another table is paused, does not end under origin."""
+    for node in (source_db, target_db):
+        node.execute(f"{_REFERENCED}; CREATE TABLE other (id int PRIMARY KEY)")
+    source_db.execute(
+        "INSERT INTO pa SELECT g FROM generate_series(1, 5) AS g;"
+        "INSERT INTO ch SELECT g, 1 FROM generate_series(1, 1000) AS g;"
+        "CREATE PUBLICATION pub FOR TABLE pa, ch, other"
+    )
+    route = Route(source=source_db, target=target_db, settings={**FAST, "target.session_replication_role": "origin"})
+    environ = {"PARAPPLY_FAILPOINT": f"{failpoints.COPY_TABLE_DONE}:kill:2"}
+    killed = run_command(route, "init", "--copy", "--connections", "1", environ=environ)
+    assert killed.returncode == -signal.SIGKILL
+    states = "SELECT table_name, state::text FROM parapply.copies ORDER BY 1"
+    assert target_db.rows(states) == [("ch", "copying"), ("other", "copied"), ("pa", "copied")]
+    daemon = start_daemon(route)
+    daemon.wait_for_event("source_connected")
+    run_command(route, "pause", "public.other", code=0)
+    daemon.stop()
+
+
 def test_a_refused_copy_of_a_slot_begun_without_one_leaves_no_note(
     source_db: Database, target_db: Database, run_command: RunCommand, init_route: Callable[[Route], None]
 ) -> None:

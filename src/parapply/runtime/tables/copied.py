@@ -558,8 +558,13 @@ class Copied:
                     return
             found = await copies.load(conn, self._schema, self._slot_id)
             if found.unseen - self.known.unseen and found.is_running:
-                copying = [row.name for row in found.tables if row.state == CopyState.COPYING]
-                await cascades.check(self._source, conn, self._config, found, self._low_lsn, copied=copying)
+                begun = {row.start_lsn for row in found.tables if row.state == CopyState.COPYING}
+                # Those of the same copy that are copied already: none of one LSN is ahead of another.
+                copied = [
+                    row.name for row in found.tables
+                    if row.start_lsn in begun and row.state in (CopyState.COPYING, CopyState.COPIED)
+                ]  # fmt: skip
+                await cascades.check(self._source, conn, self._config, found, self._low_lsn, copied=copied)
         before = self.known
         self._know(found)
         starts = found.starts(self._low_lsn)
