@@ -117,7 +117,7 @@ def test_t58_columns_published_otherwise_within_what_was_prepared_before(pair: P
     # A publisher that decodes the outcome before the invalidation reaches it: here both are in its past.
     pair.write("INSERT INTO t VALUES (0, 'a')")
     decide(pair.source, "late", "COMMIT")
-    # The table does not wait if nothing tells that its entry is another one now.
+    # The table does not wait if nothing shows that its entry is another one now.
     pair.target.execute("DELETE FROM parapply.marks")
     pair.drain(settings=settings)
     pair.check_equal()

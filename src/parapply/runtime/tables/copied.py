@@ -559,7 +559,7 @@ class Copied:
             found = await copies.load(conn, self._schema, self._slot_id)
             if found.unseen - self.known.unseen and found.is_running:
                 begun = {row.start_lsn for row in found.tables if row.state == CopyState.COPYING}
-                # Those of the same copy that are copied already: none of one LSN is ahead of another.
+                # Also tables of the same copy that are copied already: none of one LSN is ahead of another.
                 copied = [
                     row.name for row in found.tables
                     if row.start_lsn in begun and row.state in (CopyState.COPYING, CopyState.COPIED)
