@@ -76,9 +76,13 @@ def test_facts_and_life_of_a_slot(source_db: Database) -> None:
         assert facts.flush_lsn >= start_lsn
         with pytest.raises(SourceRefused, match="already exists"):
             await slot.create_slot(conn, name)
-        assert not await slot.StreamSender(conn, name, 0).is_rolled_back(1)
+        assert not await slot.StreamSender(conn, name, 0, 60.0).is_rolled_back(1)
         with pytest.raises(SourceLost, match="sends the slot's stream"):
-            await slot.StreamSender(conn, name, conn.info.backend_pid).is_rolled_back(1)
+            await slot.StreamSender(conn, name, conn.info.backend_pid, 60.0).is_rolled_back(1)
+        # As where another question waits for a silent publisher.
+        async with conn.lock:
+            with pytest.raises(SourceLost, match="no answer about a prepared transaction"):
+                await slot.StreamSender(conn, name, conn.info.backend_pid, 0.01).is_rolled_back(1)
         known = known_at(facts, start_lsn)
         await _verified(conn, Login(source_db.dsn), name, known)
         await slot.drop_slot(conn, name)

@@ -162,7 +162,7 @@ class Epoch:
         self._two_phase = TwoPhase(
             ends.state.slot_id,
             ends.prepared,
-            slot.StreamSender(ends.source, config.source.slot, ends.stream.sender_pid),
+            slot.StreamSender(ends.source, config.source.slot, ends.stream.sender_pid, config.source.receive_timeout_s),
             is_each_noted=ends.source_facts.server_version_num >= history.EACH_NOTED_SINCE
             and config.source.origin == "any",
         )

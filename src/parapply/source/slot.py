@@ -11,6 +11,7 @@ Source: PostgreSQL manual, "pg_replication_slots", "Control Data Functions", "Re
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -382,6 +383,7 @@ class StreamSender(NamedTuple):
     conn: Connection  # plain session
     slot_name: str
     pid: int  # behind an address that moves another server may answer; 0: none, as of a capture
+    answer_s: float  # without an answer for so long the connection is lost
 
     async def is_rolled_back(self, xid: int) -> bool:
         """Return whether a transaction whose PREPARE was sent was rolled back; False if that is not certain.
@@ -390,7 +392,7 @@ class StreamSender(NamedTuple):
         stream's xid has no epoch.
 
         Raises:
-            SourceLost: the connection broke, or that process does not send any more.
+            SourceLost: the connection broke or is silent, or that process does not send any more.
         """
         if not self.pid:
             return False
@@ -400,7 +402,12 @@ class StreamSender(NamedTuple):
                    pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) AS next (near)
              WHERE slot_name = $2 AND active_pid = $3::int"""  # noqa: S608 - a constant
         with source_errors("asking what became of a prepared transaction"):
-            found = await read_rows(self.conn, query, [xid, self.slot_name, self.pid])
+            try:
+                # Intake may wait for room as long as a worker waits here, and then it takes no silence for a loss.
+                async with asyncio.timeout(self.answer_s):
+                    found = await read_rows(self.conn, query, [xid, self.slot_name, self.pid])
+            except TimeoutError as silent:
+                raise SourceLost(f"source: no answer about a prepared transaction for {self.answer_s:g} s.") from silent
         if not found:
             raise SourceLost("source: another process sends the slot's stream, or none.")
         return found == [("aborted",)]
