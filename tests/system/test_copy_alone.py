@@ -122,6 +122,34 @@ def test_foreign_keys_do_not_act_when_a_parent_is_emptied(
     assert contents(target_db, "public") == contents(source_db, "public")
 
 
+@pytest.mark.bare_target
+def test_a_copy_asks_for_no_privileges_on_other_schemas(
+    source_db: Database, target_db: Database, run_command: RunCommand
+) -> None:
+    """Tables that might be parents of a copied one are found though the role may not use their schema any more."""
+    role = sql.Identifier(_PLAIN)
+    target_db.execute(sql.SQL("DROP ROLE IF EXISTS {0}; CREATE ROLE {0} LOGIN").format(role))
+    target_db.execute(
+        sql.SQL(
+            "GRANT CREATE ON DATABASE {1} TO {0}; GRANT ALL ON SCHEMA public TO {0};"
+            "GRANT SET ON PARAMETER session_replication_role TO {0}"
+        ).format(role, sql.Identifier(target_db.dbname))
+    )
+    for node in (source_db, target_db):
+        node.execute("CREATE SCHEMA s; CREATE TABLE s.pa (id int PRIMARY KEY); CREATE TABLE t (id int PRIMARY KEY)")
+    target_db.execute(
+        sql.SQL("GRANT USAGE ON SCHEMA s TO {0}; ALTER TABLE s.pa OWNER TO {0}; ALTER TABLE t OWNER TO {0}").format(role)
+    )
+    source_db.execute("INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR TABLE s.pa, t")
+    route = Route(source=source_db, target=target_db, target_dsn=target_db.dsn_with(user=_PLAIN))
+    run_command(route, "init", "--copy", code=0)
+    target_db.execute(sql.SQL("REVOKE USAGE ON SCHEMA s FROM {}").format(role))
+    for value in ("replica", "origin"):
+        as_value = ("--set", f"target.session_replication_role={value}")
+        run_command(route, "refresh", "--table", "public.t", "--truncate", *as_value, code=0)
+    assert contents(target_db, "public") == contents(source_db, "public")
+
+
 _TIED = (
     "CREATE TABLE boss (id int PRIMARY KEY) PARTITION BY RANGE (id);"
     "CREATE TABLE boss_1 PARTITION OF boss FOR VALUES FROM (0) TO (100);"
