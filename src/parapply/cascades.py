@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
+from parapply.amounts import few
 from parapply.errors import TargetRefused
 from parapply.printable import printable
 from parapply.source import slot
-from parapply.target.session.settings import rows, target_errors
+from parapply.target.session.settings import may_take_role, rows, target_errors
 from parapply.vocabulary import CopyState
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 #: The LSN of a copy that has none yet, after all others.
 _LATER: Final = 1 << 64
+_HINT_REST: Final = (
+    '; or apply and copy with target.session_replication_role = "replica" until lowest_remote_lsn has passed all copies'
+)
 
 #: Numbers among $3 and $4 of tables whose changes may change rows of tables among $1 and $2 in this session, be it by
 #: way of others, each with the number of one of these. All are a text[], of schemas and of names: a cast to regclass
@@ -99,15 +103,15 @@ async def check(  # noqa: PLR0913  what the look knows
         here = [[config.mapping.target_of(name)[at] for name in some] for some in (children, parents) for at in (0, 1)]
         with target_errors("looking for foreign keys that act on copied rows"):
             found = await rows(target, _PARENTS, here)
+            rest = _HINT_REST if found and await may_take_role(target, "replica") else ""
         if found:
             ahead = _texts([children[number - 1] for number, _ in found])
             behind = _texts([parents[number - 1] for _, number in found])
             both = " --table ".join(map(shlex.quote, [*behind, *ahead]))
             raise TargetRefused(
-                f"target: older changes of {', '.join(behind)} would change copied rows of {', '.join(ahead)} by"
-                " foreign keys with ON DELETE or ON UPDATE",
-                hint=f"copy them together: `parapply refresh --truncate --table {both}`; or apply and copy with"
-                ' target.session_replication_role = "replica" until lowest_remote_lsn has passed all copies',
+                f"target: older changes of {few(behind)} would change copied rows of {few(ahead)} by foreign keys with"
+                " ON DELETE or ON UPDATE",
+                hint=f"copy them together: `parapply refresh --truncate --table {both}`{rest}",
             )
 
 

@@ -33,6 +33,8 @@ _REFERENCED = (
 )
 #: A role that owns its tables, and may not set session_replication_role.
 _PLAIN = "parapply_no_replica"
+#: One that may, and may not use a schema of its tables.
+_SHUT_OUT = "parapply_no_schema"
 
 
 def test_a_parent_is_emptied_without_its_children(
@@ -122,6 +124,47 @@ def test_foreign_keys_do_not_act_when_a_parent_is_emptied(
     assert contents(target_db, "public") == contents(source_db, "public")
 
 
+@pytest.mark.bare_target
+def test_a_copy_asks_for_no_privileges_on_other_schemas(
+    source_db: Database, target_db: Database, run_command: RunCommand
+) -> None:
+    """Tables that might be parents of a copied one are found though the role may not use their schema any more."""
+    role = sql.Identifier(_SHUT_OUT)
+    target_db.execute(sql.SQL("DROP ROLE IF EXISTS {0}; CREATE ROLE {0} LOGIN").format(role))
+    target_db.execute(
+        sql.SQL(
+            "GRANT CREATE ON DATABASE {1} TO {0}; GRANT ALL ON SCHEMA public TO {0};"
+            "GRANT SET ON PARAMETER session_replication_role TO {0}"
+        ).format(role, sql.Identifier(target_db.dbname))
+    )
+    for node in (source_db, target_db):
+        node.execute(
+            "CREATE SCHEMA s; CREATE TABLE s.pa (id int PRIMARY KEY);"
+            "CREATE TABLE t (id int PRIMARY KEY, up int REFERENCES t ON DELETE CASCADE)"
+        )
+    target_db.execute(
+        sql.SQL("GRANT USAGE ON SCHEMA s TO {0}; ALTER TABLE s.pa OWNER TO {0}; ALTER TABLE t OWNER TO {0}").format(
+            role
+        )
+    )
+    source_db.execute("INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR TABLE s.pa, t")
+    route = Route(source=source_db, target=target_db, target_dsn=target_db.dsn_with(user=_SHUT_OUT))
+    run_command(route, "init", "--copy", code=0)
+    target_db.execute(sql.SQL("REVOKE USAGE ON SCHEMA s FROM {}").format(role))
+    refresh = ("refresh", "--table", "public.t", "--truncate")
+    as_origin = ("--set", "target.session_replication_role=origin")
+    run_command(route, *refresh, code=0)
+    run_command(route, *refresh, *as_origin, code=0)
+    assert contents(target_db, "public") == contents(source_db, "public")
+    # The hint names only what this role may do.
+    target_db.execute("ALTER TABLE t ADD FOREIGN KEY (up) REFERENCES s.pa ON DELETE SET NULL")
+    for has_hint in (True, False):
+        refused = run_command(route, *refresh, *as_origin, code=4)
+        assert "older changes of s.pa would change copied rows of public.t" in refused.stderr
+        assert ('session_replication_role = "replica" until' in refused.stderr) is has_hint
+        target_db.execute(sql.SQL("REVOKE SET ON PARAMETER session_replication_role FROM {}").format(role))
+
+
 _TIED = (
     "CREATE TABLE boss (id int PRIMARY KEY) PARTITION BY RANGE (id);"
     "CREATE TABLE boss_1 PARTITION OF boss FOR VALUES FROM (0) TO (100);"
@@ -166,6 +209,7 @@ def test_a_child_is_not_copied_ahead_of_its_parents_changes(  # noqa: PLR0917  f
     refused = run_command(route, "refresh", "--table", child, "--truncate", code=4)
     assert f"older changes of {parent} would change copied rows of {child} by foreign keys" in refused.stderr
     assert f"parapply refresh --truncate --table {parent} --table {child}" in refused.stderr
+    assert 'target.session_replication_role = "replica" until' in refused.stderr
     alone = ("refresh", "--truncate", "--table", child, *as_replica)
     run_command(route, *alone, code=0)
     daemon = start_daemon(route)
