@@ -128,7 +128,7 @@ def _json_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -
 
 def _console_line(logger: Any, method: str, event: MutableMapping[str, Any]) -> bytes:  # noqa: ANN401  structlog's
     text = structlog.dev.ConsoleRenderer(colors=False)(logger, method, event)
-    return "\n".join(map(printable, text.split("\n"))).encode()  # a traceback has lines of its own
+    return "\n".join(map(printable, text.split("\n"))).encode()  # a traceback has several lines
 
 
 def _logfmt_line(logger: Any, method: str, event: MutableMapping[str, Any]) -> bytes:  # noqa: ANN401  structlog's

@@ -46,8 +46,12 @@ _ORDER = list(Code)
 #: Findings that matter only while the slot is still to be made or adopted.
 _OF_NEW_SLOT = frozenset(
     {
-        *(Code.SLOT_ADOPTED, Code.SLOT_IN_USE, Code.SLOT_READ, Code.SLOT_REFUSED),
-        *(Code.SLOTS_EXHAUSTED, Code.OPEN_TRANSACTION),
+        Code.SLOT_ADOPTED,
+        Code.SLOT_IN_USE,
+        Code.SLOT_READ,
+        Code.SLOT_REFUSED,
+        Code.SLOTS_EXHAUSTED,
+        Code.OPEN_TRANSACTION,
     }
 )
 #: How long a question waits for a locked table.

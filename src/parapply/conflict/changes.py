@@ -119,8 +119,12 @@ def _text(value: bytes | None) -> str | None:
 
 def _is_text(value: bytes | None) -> bool:
     """Return whether a value can be kept as it is: a publisher in SQL_ASCII may send bytes that are no UTF-8 (T-61)."""
-    text = _text(value)
-    return text is None or "\ufffd" not in text or text_of(value) == text.encode()  # type: ignore[arg-type]
+    raw = text_of(value) if value is not None else None
+    try:
+        (raw or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def shortened(row: dict[str, str | None] | None, *, is_ascii: bool) -> tuple[dict[str, str | None] | None, bool]:

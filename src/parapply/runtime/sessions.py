@@ -348,7 +348,7 @@ class Connector:
         name = self._config.source.slot
         if await slot.has_sent(source, name):
             raise StateClosed(
-                f"the target does not know slot {name!r}, which was read before: it is another target, or older",
+                f"the target does not know slot {name!r}, which was read before: it is another one, or an older one",
                 hint=f"{_STATE_HINT}; `parapply init --despite slot_read` takes the slot over if the target has all"
                 " that its reader confirmed; else `parapply drop`, then `parapply init --copy`",
             )

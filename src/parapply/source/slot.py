@@ -383,7 +383,7 @@ class StreamSender(NamedTuple):
     conn: Connection  # plain session
     slot_name: str
     pid: int  # behind an address that moves another server may answer; 0: none, as of a capture
-    answer_s: float  # without an answer for so long the connection is lost
+    answer_s: float  # the connection is lost after that many seconds without an answer
 
     async def is_rolled_back(self, xid: int) -> bool:
         """Return whether a transaction whose PREPARE was sent was rolled back; False if that is not certain.
